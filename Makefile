@@ -1,0 +1,37 @@
+# Every target makes the environment it needs in .venv; a second call does no work twice.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test lint format bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "whitenorm needs Python 3.10 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/whitenorm demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# One OpenMP thread a worker: two workers of two threads stall each other on two cores.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.layers
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info

@@ -1,0 +1,10 @@
+"""Names that the examples in docstrings may use."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _names_in_examples(doctest_namespace):
+    torch.manual_seed(0)
+    doctest_namespace["torch"] = torch

@@ -1,0 +1,101 @@
+"""The checks of users' arguments, and their words: what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from whitenorm.core.pooling import STATISTICS
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    Example::
+
+        >>> divisors(12)
+        [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def fit_group_size(num_features: int, group_size: int | None) -> int:
+    """The group size that is meant: all channels for None or more than there are, otherwise a divisor.
+
+    Example::
+
+        >>> fit_group_size(64, None), fit_group_size(64, 16), fit_group_size(32, 64)
+        (64, 16, 32)
+    """
+    if group_size is None:
+        return num_features
+    check_positive("group_size", group_size)
+    if group_size > num_features:
+        return num_features
+    check_divides("group_size", group_size, "channels", num_features)
+    return group_size
+
+
+def check_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected {name} to be a whole number of at least 1 (got {value!r})")
+
+
+def check_divides(name: str, value: int, what: str, total: int) -> None:
+    check_positive(name, value)
+    if total % value:
+        raise ValueError(f"expected {name} to divide the {total} {what} (got {value}); choose one of {divisors(total)}")
+
+
+def check_eps(eps: float) -> None:
+    if not eps >= 0:
+        raise ValueError(f"expected eps to be at least 0 (got {eps!r}); the papers use 1e-5 (IterNorm) and 1e-3 (DBN)")
+
+
+def check_statistics(statistics: tuple[str, ...]) -> None:
+    known = ", ".join(f'"{name}"' for name in STATISTICS)
+    if isinstance(statistics, str) or not statistics:
+        raise ValueError(f"expected statistics to be a tuple of {known} (got {statistics!r})")
+    for name in statistics:
+        if name not in STATISTICS:
+            raise ValueError(f"expected each statistic to be one of {known} (got {name!r})")
+    if len(set(statistics)) < len(statistics):
+        raise ValueError(f"expected each statistic once (got {statistics!r}); leave the repeated one out")
+
+
+def check_channels(x: Tensor, num_features: int) -> None:
+    if x.ndim not in (2, 3, 4, 5):
+        raise ValueError(
+            f"expected 2D to 5D input (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W) (got {x.ndim}D input of "
+            f"shape {tuple(x.shape)})"
+        )
+    if x.shape[1] != num_features:
+        raise ValueError(
+            f"expected {num_features} channels in dimension 1 (got {x.shape[1]} in input of shape {tuple(x.shape)}); "
+            "the channels come second, as in BatchNorm; for tokens (..., C) use LayerWhitening"
+        )
+
+
+def check_parameter(name: str, parameter: Tensor | None, num_features: int) -> None:
+    if parameter is not None and parameter.shape != (num_features,):
+        raise ValueError(f"expected {name} of shape ({num_features},), one a channel (got {tuple(parameter.shape)})")
+
+
+def check_batch(x: Tensor) -> None:
+    """BatchNorm's error, in its words, where a batch statistic has one value or none."""
+    if x.shape[0] * math.prod(x.shape[2:]) <= 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {x.shape}; "
+            "use a larger batch, or call eval()"
+        )
+
+
+def check_positions(x: Tensor, per: str, count: int) -> None:
+    """The same where each sample has its own statistics."""
+    if count <= 1:
+        raise ValueError(
+            f"Expected more than 1 value per {per} and sample to whiten, got input size {x.shape}; "
+            "a single value has no covariance"
+        )

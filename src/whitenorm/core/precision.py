@@ -1,0 +1,31 @@
+"""In which dtype statistics are computed: float32 at least, also for half inputs and under autocast."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for everything narrower.
+
+    Example::
+
+        >>> compute_dtype(torch.bfloat16), compute_dtype(torch.float64)
+        (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast leaves the products on this tensor's device alone."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Raise unless the tensor holds real floating-point numbers."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"expected {name} to be floating-point (got {tensor.dtype}); convert it first: {name}.float()")

@@ -1,0 +1,336 @@
+"""Stateless whitening, one function a method, in the manner of ``torch.nn.functional``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from whitenorm.core.apply import apply, fold
+from whitenorm.core.check import (
+    check_batch,
+    check_channels,
+    check_divides,
+    check_eps,
+    check_parameter,
+    check_positions,
+    check_statistics,
+    fit_group_size,
+)
+from whitenorm.core.layout import expand_channels, join_channels, join_sample, split_channels, split_sample
+from whitenorm.core.pooling import BATCH_STATISTICS, SAMPLE_STATISTICS, Weights
+from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
+from whitenorm.core.whiten import Method
+from whitenorm.core.whiten import whiten as whiten_groups
+from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
+
+__all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
+
+POPULATIONS = ("whitening", "covariance")
+
+
+def batch_whitening(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_matrix: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    group_size: int | None = None,
+    solver: SolverLike = "newton",
+    population: str = "whitening",
+) -> Tensor:
+    r"""Whiten groups of channels over the batch: DBN with ``solver="zca"``, IterNorm with ``"newton"``.
+
+    .. math:: y = \gamma\, W(\Sigma + \epsilon I)\, (x - \mu) + \beta
+
+    In training, mean and biased covariance are the batch's, and the running ones, if given, are updated in place.
+    Otherwise the running ones are used, and the map is a fixed grouped 1×1 convolution.
+
+    Args:
+        input: ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``.
+        running_mean: ``(C,)``.
+        running_matrix: ``(C / group_size, group_size, group_size)``, of the kind ``population`` names.
+        weight, bias: γ and β, ``(C,)``.
+        training: whether to use and record the statistics of this batch.
+        momentum: weight of the new batch in the running statistics.
+        eps: added to the diagonal of the covariance.
+        group_size: channels whitened together; all of them if None or larger.
+        solver: from covariance to matrix; see :func:`whitenorm.solvers.inverse_sqrt`.
+        population: what ``running_matrix`` averages: ``"whitening"`` matrices, as in the papers, or ``"covariance"``
+            matrices (without ε).
+
+    Example::
+
+        >>> x = torch.randn(64, 8) @ torch.randn(8, 8)
+        >>> y = batch_whitening(x, training=True, solver="zca")
+        >>> torch.allclose(y.T @ y / 64, torch.eye(8), atol=1e-2)
+        True
+    """
+    groups = _check(input, eps, group_size, weight, bias)
+    check_population(population)
+    if training:
+        check_batch(input)
+        x = split_channels(input, groups, pooled=True)
+        parameters = _grouped(weight, x), _grouped(bias, x)
+        y, mean, cov, whitening = whiten_groups(x, Method(("bw",), as_solver(solver), eps), *parameters)
+        update_running(running_mean, mean, momentum)
+        update_running(running_matrix, whitening if population == "whitening" else cov, momentum)
+        return join_channels(y, input)
+    if running_mean is None or running_matrix is None:
+        raise ValueError(
+            "expected running_mean and running_matrix when training=False (got None); pass them, or training=True"
+        )
+    if population == "covariance":
+        running_matrix = population_whitening(running_matrix, eps, solver)
+    return _fixed_whitening(input, running_mean, running_matrix, weight, bias, groups)
+
+
+def instance_whitening(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    group_size: int | None = None,
+    solver: SolverLike = "newton",
+) -> Tensor:
+    r"""Whiten groups of channels over the positions of each sample, in training and inference alike.
+
+    .. math:: y_n = \gamma\, W(\Sigma_n + \epsilon I)\, (x_n - \mu_n) + \beta
+
+    Args:
+        input: ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` with more than one position.
+        weight, bias: γ and β, ``(C,)``.
+        eps: added to the diagonal of the covariance.
+        group_size: channels whitened together; all of them if None or larger.
+        solver: from covariance to matrix.
+
+    Example::
+
+        >>> y = instance_whitening(torch.randn(2, 4, 32, 32), solver="zca").flatten(2)
+        >>> torch.allclose(y @ y.mT / 1024, torch.eye(4).expand(2, 4, 4), atol=1e-2)
+        True
+    """
+    groups = _check(input, eps, group_size, weight, bias)
+    check_positions(input, "channel", math.prod(input.shape[2:]))
+    x = split_channels(input, groups, pooled=False)
+    parameters = _grouped(weight, x), _grouped(bias, x)
+    y = whiten_groups(x, Method(("iw",), as_solver(solver), eps), *parameters).y
+    return join_channels(y, input)
+
+
+def group_whitening(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    solver: SolverLike = "newton",
+) -> Tensor:
+    r"""Whiten the groups of each sample against each other (GW, algorithm 1), in training and inference alike.
+
+    The channels of a sample form ``num_groups`` groups, as in GroupNorm. Each group is one feature, seen at its
+    C/num_groups·H·W values, and the ``num_groups`` features are whitened:
+
+    .. math:: X_G = \Pi(x) \in R^{g \times c}, \qquad
+              \hat X_G = W(\tfrac1c X_C X_C^T + \epsilon I)\, X_C, \qquad y = \gamma\, \Pi^{-1}(\hat X_G) + \beta
+
+    Args:
+        input: ``(N, C, ...)``.
+        num_groups: g; must divide C. One group is GroupNorm with one group.
+        weight, bias: γ and β, ``(C,)``.
+        eps: added to the diagonal of the covariance.
+        solver: from covariance to matrix.
+
+    Example::
+
+        >>> y = group_whitening(torch.randn(2, 64, 8, 8), 4, solver="zca").reshape(2, 4, -1)
+        >>> torch.allclose(y @ y.mT / y.shape[-1], torch.eye(4).expand(2, 4, 4), atol=1e-2)
+        True
+    """
+    _check(input, eps, None, weight, bias)
+    check_divides("num_groups", num_groups, "channels", input.shape[1])
+    x = split_sample(input, num_groups)
+    check_positions(input, "group", x.shape[-1])
+    y = whiten_groups(x, Method(("iw",), as_solver(solver), eps)).y
+    return _scale_channels(join_sample(y, input), weight, bias)
+
+
+def switchable_whitening(
+    input: Tensor,
+    mean_weights: Tensor,
+    cov_weights: Tensor,
+    running_mean: Tensor | None = None,
+    running_cov: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    statistics: tuple[str, ...] = ("bw", "iw"),
+    group_size: int | None = 16,
+    solver: SolverLike = "newton",
+) -> Tensor:
+    r"""Whiten each sample with a mix of batch and instance statistics (Switchable Whitening).
+
+    .. math:: \hat\mu_n = \sum_k \omega_k \mu_{k,n}, \qquad \hat\Sigma_n = \sum_k \omega'_k \Sigma_{k,n}, \qquad
+              y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
+
+    Args:
+        input: ``(N, C, ...)``.
+        mean_weights, cov_weights: ω and ω', one entry a statistic, each summing to 1.
+        running_mean, running_cov: the batch part's, ``(C,)`` and ``(C / group_size, group_size, group_size)``; updated
+            in place in training, used in place of the batch's otherwise.
+        weight, bias: γ and β, ``(C,)``.
+        training: whether to use and record the statistics of this batch.
+        momentum: weight of the new batch in the running statistics.
+        eps: added to the diagonal of the mixed covariance.
+        statistics: of ``"bw"`` and ``"iw"`` (whitening over batch and sample) and ``"bn"``, ``"in"``, ``"ln"``.
+        group_size: channels whitened together; all of them if None or larger.
+        solver: from covariance to matrix.
+
+    Example::
+
+        >>> half = torch.tensor([0.5, 0.5])
+        >>> switchable_whitening(torch.randn(4, 32, 8, 8), half, half, training=True).shape
+        torch.Size([4, 32, 8, 8])
+    """
+    groups = _check(input, eps, group_size, weight, bias)
+    check_statistics(statistics)
+    _check_mixing("mean_weights", mean_weights, statistics)
+    _check_mixing("cov_weights", cov_weights, statistics)
+    method = Method(tuple(statistics), as_solver(solver), eps)
+    uses_batch = any(name in BATCH_STATISTICS for name in statistics)
+    if uses_batch and training:
+        check_batch(input)
+    if any(name in SAMPLE_STATISTICS for name in statistics):
+        check_positions(input, "channel", math.prod(input.shape[2:]))
+    x = split_channels(input, groups, method.pooled)
+    population = None
+    if uses_batch and not training:
+        if running_mean is None or running_cov is None:
+            raise ValueError(
+                "expected running_mean and running_cov when training=False (got None); pass them, or training=True"
+            )
+        population = running_mean.reshape(1, *x.shape[1:3]), running_cov.unsqueeze(0)
+    parameters = _grouped(weight, x), _grouped(bias, x)
+    y, mean, cov, _ = whiten_groups(x, method, *parameters, Weights(mean_weights, cov_weights), population)
+    if uses_batch and training:
+        update_running(running_mean, mean, momentum)
+        update_running(running_cov, cov, momentum)
+    return join_channels(y, input)
+
+
+def whiten(
+    input: Tensor,
+    *,
+    group_size: int | None = None,
+    solver: SolverLike = "zca",
+    eps: float = 1e-5,
+    correction: int = 0,
+    shrinkage: bool = False,
+) -> Tensor:
+    r"""Whiten a plain matrix of N vectors of D features: mean 0 and covariance I, differentiably.
+
+    .. math:: y = W(\Sigma + \epsilon I)\, (x - \mu), \qquad
+              \Sigma = \frac{1}{N - \mathrm{correction}} \sum_i (x_i - \mu)(x_i - \mu)^T
+
+    The whitening loss of W-MSE is ``solver="cholesky", correction=1, shrinkage=True``.
+
+    Args:
+        input: ``(N, D)`` with N of at least 2.
+        group_size: features whitened together; all of them if None or larger.
+        solver: from covariance to matrix.
+        eps: added to the diagonal of the covariance.
+        correction: 0 for the biased covariance, 1 for the unbiased one.
+        shrinkage: use (1 - ε)Σ + εI in place of Σ + εI.
+
+    Example::
+
+        >>> y = whiten(torch.randn(256, 16) @ torch.randn(16, 16), eps=0)
+        >>> torch.allclose(y.T @ y / 256, torch.eye(16), atol=1e-3)
+        True
+    """
+    if input.ndim != 2:
+        raise ValueError(f"expected a matrix (N, D) (got shape {tuple(input.shape)}); for channels use batch_whitening")
+    groups = _check(input, eps, group_size, None, None)
+    check_batch(input)
+    if not 0 <= correction < input.shape[0]:
+        raise ValueError(f"expected correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
+    scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
+    method = Method(("bw",), as_solver(solver), eps, scale)
+    return join_channels(whiten_groups(split_channels(input, groups, pooled=True), method).y, input)
+
+
+def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:
+    """The whitening matrix that a running covariance (without ε) stands for."""
+    cov = running_cov.to(compute_dtype(running_cov.dtype))
+    return inverse_sqrt(cov + eps * torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), solver)
+
+
+def check_population(population: str) -> None:
+    if population not in POPULATIONS:
+        known = " or ".join(f'"{name}"' for name in POPULATIONS)
+        raise ValueError(f"expected population to be {known} (got {population!r})")
+
+
+def update_running(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> None:
+    """running ← (1 - momentum)·running + momentum·new, in place, without a host sync."""
+    if running is None:
+        return
+    with torch.no_grad():
+        new = new.reshape(running.shape).to(running.dtype)
+        running.lerp_(new, momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum)
+
+
+def _fixed_whitening(
+    input: Tensor, mean: Tensor, whitening: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: int
+) -> Tensor:
+    """The affine map of given statistics, differentiated as just that."""
+    with no_autocast(input):
+        x = split_channels(input, group_size, pooled=True)
+        wide = compute_dtype(input.dtype)
+        parameters = (None if tensor is None else tensor.to(wide) for tensor in (weight, bias))
+        mean = mean.to(wide).reshape(x.shape[1:3])
+        affine = fold(whitening.to(wide), mean, *(_grouped(parameter, x) for parameter in parameters))
+        return join_channels(apply(x.to(wide), affine).to(input.dtype), input)
+
+
+def _scale_channels(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """γ·y + β where they vary within a whitened row, and so do not fold into its matrix."""
+    scale, shift = (None if tensor is None else expand_channels(tensor, y).to(y.dtype) for tensor in (weight, bias))
+    if scale is not None and shift is not None:
+        return torch.addcmul(shift, y, scale)
+    if scale is not None:
+        return y * scale
+    return y if shift is None else y + shift
+
+
+def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:
+    check_floating("input", input)
+    check_eps(eps)
+    if input.ndim < 2:
+        raise ValueError(f"expected input (N, C, ...) of at least 2 dimensions (got shape {tuple(input.shape)})")
+    check_channels(input, input.shape[1])
+    check_parameter("weight", weight, input.shape[1])
+    check_parameter("bias", bias, input.shape[1])
+    return fit_group_size(input.shape[1], group_size)
+
+
+def _check_mixing(name: str, weights: Tensor, statistics: tuple[str, ...]) -> None:
+    if weights.shape != (len(statistics),):
+        raise ValueError(
+            f"expected {name} of shape ({len(statistics)},), one entry for each of {tuple(statistics)} "
+            f"(got {tuple(weights.shape)})"
+        )
+
+
+def _grouped(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if parameter is None else parameter.reshape(x.shape[1:3])

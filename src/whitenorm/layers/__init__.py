@@ -1,0 +1,15 @@
+"""The layers: parameters and running statistics around the functions of :mod:`whitenorm.functional`."""
+
+from whitenorm.layers.batch import BatchWhitening, DecorrelatedBatchNorm, IterNorm
+from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
+from whitenorm.layers.switchable import SwitchableWhitening
+
+__all__ = [
+    "BatchWhitening",
+    "DecorrelatedBatchNorm",
+    "GroupWhitening",
+    "InstanceWhitening",
+    "IterNorm",
+    "LayerWhitening",
+    "SwitchableWhitening",
+]

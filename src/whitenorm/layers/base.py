@@ -1,0 +1,125 @@
+"""What every whitening layer has, and what those with population statistics have besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.core.check import check_channels, check_eps, check_positive, fit_group_size
+from whitenorm.solvers import Solver, SolverLike, as_solver
+
+
+class Whitening(nn.Module):
+    """Groups of ``group_size`` neighbouring channels, a solver, and γ and β a channel."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int,
+        group_size: int | None,
+        solver: SolverLike,
+        eps: float,
+        affine: bool,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        check_positive("num_features", num_features)
+        check_eps(eps)
+        self.num_features = num_features
+        self.group_size = fit_group_size(num_features, group_size)
+        self.solver: Solver = as_solver(solver)
+        self.eps = eps
+        self.affine = affine
+        for name in ("weight", "bias"):
+            empty = torch.empty(num_features, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty) if affine else None)
+
+    def reset_parameters(self) -> None:
+        """γ to one and β to zero."""
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def _check_input(self, input: Tensor) -> None:
+        check_channels(input, self.num_features)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, group_size={self.group_size}, solver={self.solver!r}, eps={self.eps}, "
+            f"affine={self.affine}"
+        )
+
+
+class PopulationWhitening(Whitening):
+    """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference."""
+
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        group_size: int | None,
+        solver: SolverLike,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        matrix_name: str,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, group_size, solver, eps, affine, device, dtype)
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(
+                f"expected momentum from 0 to 1, the weight of the new batch, or None for a cumulative average "
+                f"(got {momentum!r})"
+            )
+        self.momentum = momentum
+        self.track_running_stats = track_running_stats
+        self._matrix_name = matrix_name
+        buffers: dict[str, Tensor | None] = {"running_mean": None, matrix_name: None, "num_batches_tracked": None}
+        if track_running_stats:
+            size = self.group_size
+            buffers["running_mean"] = torch.empty(num_features, device=device, dtype=dtype)
+            buffers[matrix_name] = torch.empty(num_features // size, size, size, device=device, dtype=dtype)
+            buffers["num_batches_tracked"] = torch.empty((), device=device, dtype=torch.long)
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def _population(self) -> tuple[Tensor | None, Tensor | None]:
+        """The running mean and matrix; None where they are not kept."""
+        if not self.track_running_stats:
+            return None, None
+        return self._buffers["running_mean"], self._buffers[self._matrix_name]
+
+    def reset_running_stats(self) -> None:
+        """The population as the papers start it: mean zero, matrix I, no batches seen."""
+        mean, matrix = self._population()
+        if mean is not None and matrix is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                mean.zero_()
+                matrix.copy_(torch.eye(self.group_size, device=matrix.device, dtype=matrix.dtype))
+                self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """γ to one, β to zero, and the population to its start."""
+        self.reset_running_stats()
+        super().reset_parameters()
+
+    def _uses_batch(self) -> bool:
+        return self.training or not self.track_running_stats
+
+    def _count_batch(self) -> float | Tensor:
+        """Count a training batch, and return its weight in the running statistics."""
+        if not (self.training and self.track_running_stats) or self.num_batches_tracked is None:
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        return 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

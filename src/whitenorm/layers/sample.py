@@ -1,0 +1,198 @@
+"""Whitening within each sample: no batch statistics, the same in training and inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.core.check import check_divides, check_eps, check_positive
+from whitenorm.functional import group_whitening, instance_whitening
+from whitenorm.layers.base import Whitening
+from whitenorm.solvers import Solver, SolverLike, as_solver
+
+
+class InstanceWhitening(Whitening):
+    r"""Whiten groups of channels over the positions of each sample.
+
+    The instance part of `Switchable Whitening <https://arxiv.org/abs/1904.09739>`_.
+
+    .. math:: y_n = \gamma\, W(\Sigma_n + \epsilon I)\, (x_n - \mu_n) + \beta
+
+    Args:
+        num_features: C.
+        group_size: channels whitened together; all of them if None or larger than C, otherwise a divisor of C.
+        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        eps: added to the diagonal of the covariance.
+        affine: learn γ and β (unlike in ``torch.nn.InstanceNorm2d``, by default).
+        device, dtype: of parameters.
+
+    Shape:
+        ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` with more than one position, and the output the same.
+
+    Examples::
+
+        >>> InstanceWhitening(32, 16)(torch.randn(2, 32, 14, 14)).shape
+        torch.Size([2, 32, 14, 14])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        group_size: int | None = None,
+        solver: SolverLike = "newton",
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_features, group_size, solver, eps, affine, device, dtype)
+        self.reset_parameters()
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input(input)
+        return instance_whitening(
+            input, self.weight, self.bias, self.eps, group_size=self.group_size, solver=self.solver
+        )
+
+
+class GroupWhitening(Whitening):
+    r"""Whiten the groups of each sample against each other; GroupNorm's place, and its argument order.
+
+    `Group Whitening: Balancing Learning Efficiency and Representational Capacity <https://arxiv.org/abs/2009.13333>`_
+
+    .. math:: X_G = \Pi(x) \in R^{g \times c}, \qquad
+              \hat X_G = W(\tfrac1c X_C X_C^T + \epsilon I)\, X_C, \qquad y = \gamma\, \Pi^{-1}(\hat X_G) + \beta
+
+    A group of channels with all its positions is *one* feature, as it is one variance in GroupNorm. One group is
+    GroupNorm with one group. The paper finds g at most √(C·H·W) numerically safe.
+
+    Args:
+        num_groups: g, the number of features whitened; a divisor of C.
+        num_channels: C.
+        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        eps: added to the diagonal of the covariance.
+        affine: learn γ and β.
+        device, dtype: of parameters.
+
+    Shape:
+        ``(N, C)`` to ``(N, C, D, H, W)`` with more than one value a group, and the output the same.
+
+    Examples::
+
+        >>> GroupWhitening(16, 64)(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        solver: SolverLike = "newton",
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(num_channels, None, solver, eps, affine, device, dtype)
+        check_divides("num_groups", num_groups, "channels", num_channels)
+        self.num_groups = num_groups
+        self.reset_parameters()
+
+    @property
+    def num_channels(self) -> int:
+        """C, by GroupNorm's name."""
+        return self.num_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input(input)
+        return group_whitening(input, self.num_groups, self.weight, self.bias, self.eps, solver=self.solver)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, solver={self.solver!r}, eps={self.eps}, affine={self.affine}"
+
+
+class LayerWhitening(nn.Module):
+    r"""Group Whitening of every token's features; LayerNorm's place, and its arguments.
+
+    `Group Whitening <https://arxiv.org/abs/2009.13333>`_, appendix G. The C features of a token form ``num_groups``
+    rows of C/num_groups values, which are whitened against each other. One group is LayerNorm.
+
+    Args:
+        normalized_shape: the last dimensions of the input, as in ``torch.nn.LayerNorm``.
+        num_groups: g; a divisor of their product C. The paper finds g at most √C numerically safe.
+        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        eps: added to the diagonal of the covariance.
+        elementwise_affine: learn γ and β of ``normalized_shape``.
+        bias: with ``elementwise_affine``, learn β.
+        device, dtype: of parameters.
+
+    Shape:
+        ``(..., *normalized_shape)``, and the output the same.
+
+    Examples::
+
+        >>> LayerWhitening(64, num_groups=4)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        num_groups: int,
+        solver: SolverLike = "newton",
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        for size in shape or (0,):
+            check_positive("every size of normalized_shape", size)
+        check_divides("num_groups", num_groups, "features", math.prod(shape))
+        check_eps(eps)
+        self.normalized_shape = shape
+        self.num_groups = num_groups
+        self.solver: Solver = as_solver(solver)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        for name, learned in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
+            empty = torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty) if learned else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """γ to one and β to zero."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        dims = len(self.normalized_shape)
+        if tuple(input.shape[-dims:]) != self.normalized_shape:
+            raise ValueError(
+                f"expected input of shape (..., {', '.join(map(str, self.normalized_shape))}) "
+                f"(got {tuple(input.shape)}); the features come last, as in LayerNorm; for (N, C, H, W) "
+                "use GroupWhitening"
+            )
+        tokens = input.reshape(math.prod(input.shape[:-dims]), math.prod(self.normalized_shape))
+        weight, bias = (None if tensor is None else tensor.flatten() for tensor in (self.weight, self.bias))
+        return group_whitening(tokens, self.num_groups, weight, bias, self.eps, solver=self.solver).reshape(input.shape)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.normalized_shape}, num_groups={self.num_groups}, solver={self.solver!r}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}"
+        )

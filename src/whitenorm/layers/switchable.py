@@ -1,0 +1,119 @@
+"""Whitening with a learned mix of batch and instance statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.core.check import check_statistics
+from whitenorm.core.pooling import BATCH_STATISTICS
+from whitenorm.functional import switchable_whitening
+from whitenorm.layers.base import PopulationWhitening
+from whitenorm.solvers import SolverLike
+
+
+class SwitchableWhitening(PopulationWhitening):
+    r"""Whiten each sample with statistics that a softmax mixes from several methods'.
+
+    `Switchable Whitening for Deep Representation Learning <https://arxiv.org/abs/1904.09739>`_
+
+    .. math:: \hat\mu_n = \sum_k \omega_k \mu_{k,n}, \qquad \hat\Sigma_n = \sum_k \omega'_k \Sigma_{k,n}, \qquad
+              y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
+
+    with ω and ω' the softmax of learned logits, equal at the start. ``("bw", "iw")`` is the paper's SW^a,
+    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics stand for the batch's part.
+
+    Args:
+        num_features: C.
+        group_size: channels whitened together, 16 in the paper; all of them if None or larger than C, otherwise a
+            divisor of C.
+        statistics: what is mixed: batch whitening ``"bw"``, instance whitening ``"iw"``, and the diagonal or scalar
+            statistics of batch, instance and layer normalization, ``"bn"``, ``"in"``, ``"ln"``.
+        tie_weights: mix means and covariances with the same weights.
+        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        eps: added to the diagonal of the mixed covariance.
+        momentum: weight of the new batch in the running statistics; None for their cumulative average.
+        affine: learn γ and β.
+        track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
+        device, dtype: of parameters and buffers.
+
+    Shape:
+        ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same; with batch statistics only,
+        also ``(N, C)``.
+
+    Examples::
+
+        >>> layer = SwitchableWhitening(32, statistics=("bw", "iw", "bn", "in", "ln"))
+        >>> layer(torch.randn(4, 32, 14, 14)).shape
+        torch.Size([4, 32, 14, 14])
+        >>> layer.mixing()["bw"]
+        (0.2, 0.2)
+    """
+
+    mean_logits: nn.Parameter
+    cov_logits: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int,
+        group_size: int | None = 16,
+        statistics: tuple[str, ...] = ("bw", "iw"),
+        tie_weights: bool = False,
+        solver: SolverLike = "newton",
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        check_statistics(statistics)
+        keeps_population = track_running_stats and any(name in BATCH_STATISTICS for name in statistics)
+        super().__init__(
+            num_features, group_size, solver, eps, momentum, affine, keeps_population, "running_cov", device, dtype
+        )
+        self.statistics = tuple(statistics)
+        self.tie_weights = tie_weights
+        for name, learned in (("mean_logits", True), ("cov_logits", not tie_weights)):
+            empty = torch.empty(len(statistics), device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty) if learned else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All statistics in equal parts, γ to one, β to zero, and the population to its start."""
+        nn.init.zeros_(self.mean_logits)
+        if self.cov_logits is not None:
+            nn.init.zeros_(self.cov_logits)
+        super().reset_parameters()
+
+    def mixing(self) -> dict[str, tuple[float, float]]:
+        """The present weight of each statistic, in the mean and in the covariance, for people to read."""
+        mean, cov = (weights.tolist() for weights in self._weights())
+        return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        mean = self.mean_logits.softmax(0)
+        return mean, mean if self.cov_logits is None else self.cov_logits.softmax(0)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input(input)
+        momentum = self._count_batch()
+        return switchable_whitening(
+            input,
+            *self._weights(),
+            *self._population(),
+            self.weight,
+            self.bias,
+            self._uses_batch(),
+            momentum,
+            self.eps,
+            statistics=self.statistics,
+            group_size=self.group_size,
+            solver=self.solver,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, statistics={self.statistics}, tie_weights={self.tie_weights}"

@@ -1,0 +1,86 @@
+"""From covariance to whitening matrix: Newton's iteration, ZCA, PCA and Cholesky, batched over ``(..., K, K)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
+from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
+from whitenorm.solvers.cholesky import Cholesky
+from whitenorm.solvers.newton import Newton
+from whitenorm.solvers.spectral import PCA, ZCA
+
+__all__ = ["PCA", "ZCA", "Cholesky", "Newton", "Solver", "as_solver", "inverse_sqrt", "sqrt"]
+
+SolverLike = str | Solver | Callable[[Tensor], Tensor]
+
+_NAMES: dict[str, type[Solver]] = {"newton": Newton, "zca": ZCA, "pca": PCA, "cholesky": Cholesky}
+
+
+def as_solver(solver: SolverLike) -> Solver:
+    """The solver of a name, of a function ``(..., K, K) -> (..., K, K)``, or itself.
+
+    Example::
+
+        >>> as_solver("newton"), as_solver(ZCA())
+        (Newton(steps=5), ZCA())
+    """
+    if isinstance(solver, Solver):
+        return solver
+    if isinstance(solver, str) and solver in _NAMES:
+        return _NAMES[solver]()
+    if callable(solver) and not isinstance(solver, type):
+        return Custom(solver)
+    known = ", ".join(f'"{name}"' for name in _NAMES)
+    raise ValueError(
+        f"expected solver to be one of {known}, a whitenorm.solvers object such as Newton(steps=5), "
+        f"or a function from covariance to whitening matrix (got {solver!r})"
+    )
+
+
+def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
+    r"""The whitening matrix of each covariance: W with :math:`W \Sigma W^T = I`, approximately so for Newton.
+
+    Works in float32 at least, also for half inputs and under autocast, and returns the dtype of ``cov``. Gradients are
+    analytic, and themselves differentiable. Only the symmetric part of ``cov`` matters.
+
+    Args:
+        cov: symmetric positive semi-definite matrices ``(..., K, K)``.
+        solver: ``"newton"``, ``"zca"``, ``"pca"``, ``"cholesky"``, a solver object, or a function.
+
+    Example::
+
+        >>> x = torch.randn(1000, 8) @ torch.randn(8, 8)
+        >>> whitening = inverse_sqrt(torch.cov(x.T), "zca")
+        >>> torch.allclose(torch.cov((x @ whitening.T).T), torch.eye(8), atol=1e-3)
+        True
+    """
+    with no_autocast(cov):
+        return InverseSqrt.apply(_checked(cov), as_solver(solver))[0].to(cov.dtype)
+
+
+def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
+    r"""The colouring matrix of each covariance: C with :math:`C C^T = \Sigma`, inverse to :func:`inverse_sqrt`.
+
+    Args:
+        cov: symmetric positive semi-definite matrices ``(..., K, K)``.
+        solver: as in :func:`inverse_sqrt`.
+
+    Example::
+
+        >>> sqrt(torch.diag(torch.tensor([4.0, 9.0])), "zca").diagonal()
+        tensor([2., 3.])
+    """
+    with no_autocast(cov):
+        return as_solver(solver).sqrt(_checked(cov)).to(cov.dtype)
+
+
+def _checked(cov: Tensor) -> Tensor:
+    check_floating("cov", cov)
+    if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2]:
+        raise ValueError(
+            f"expected square matrices (..., K, K) (got {tuple(cov.shape)}); for (N, D) data use functional.whiten"
+        )
+    return symmetric(cov.to(compute_dtype(cov.dtype)))

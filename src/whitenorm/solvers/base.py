@@ -1,0 +1,119 @@
+"""What a solver is, and the differentiable functions built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Pullback = Callable[[Tensor], Tensor]
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """A floor for eigenvalues and traces whose power -3/2, met in every gradient, is still finite."""
+    return float(torch.finfo(dtype).tiny ** 0.5)
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The symmetric part of each matrix of a batch ``(..., K, K)``."""
+    return (matrix + matrix.mT) / 2
+
+
+def trace(matrix: Tensor) -> Tensor:
+    """The trace of each matrix of a batch, as ``(..., 1, 1)``."""
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+
+
+class Solver:
+    """A way from covariance matrices ``(..., K, K)`` to whitening matrices of the same shape.
+
+    A solver is stateless and compares by value. It gives the matrix in three ways, so that the fused backward
+    of the layers can keep one K×K tensor per covariance and still have analytic gradients.
+    """
+
+    def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The whitening matrix, and what else was found on the way to it."""
+        raise NotImplementedError
+
+    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Which of these tensors :meth:`vjp` starts from."""
+        raise NotImplementedError
+
+    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+        """The whitening matrix again, and the map from its gradient to the covariance's."""
+        raise NotImplementedError
+
+    def differentiable(self, cov: Tensor) -> Tensor:
+        """The whitening matrix as a graph that autograd can differentiate to any order."""
+        return self.solve(cov)[0]
+
+    def sqrt(self, cov: Tensor) -> Tensor:
+        """The colouring matrix, inverse to the whitening matrix, differentiable to any order."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({options})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(vars(self).items())))
+
+
+class Custom(Solver):
+    """A solver made of the user's own function from covariance to whitening matrix; autograd differentiates it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        whitening = self.function(cov)
+        if not isinstance(whitening, Tensor) or whitening.shape != cov.shape:
+            got = tuple(whitening.shape) if isinstance(whitening, Tensor) else type(whitening).__name__
+            raise ValueError(
+                f"expected the solver {self!r} to return a tensor of its covariance's shape {tuple(cov.shape)} "
+                f"(got {got}); a solver maps (..., K, K) to (..., K, K)"
+            )
+        return whitening, ()
+
+    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (cov,)
+
+    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+        (cov,) = kept
+        result = torch.func.vjp(self.differentiable, cov)
+        return result[0], lambda grad: result[1](grad)[0]
+
+    def sqrt(self, cov: Tensor) -> Tensor:
+        return torch.linalg.inv(self.solve(cov)[0])
+
+
+class InverseSqrt(torch.autograd.Function):
+    """``solver.solve`` with the solver's analytic gradient, and a true second derivative when one is asked for."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cov: Tensor, solver: Solver) -> tuple[Tensor, ...]:
+        whitening, found = solver.solve(cov)
+        return whitening, *found
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        cov, ctx.solver = inputs
+        whitening, *found = output
+        ctx.mark_non_differentiable(*found)
+        ctx.save_for_backward(cov, *ctx.solver.keep(cov, whitening, tuple(found)))
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, *_: Tensor):  # type: ignore[no-untyped-def]
+        cov, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return torch.func.vjp(ctx.solver.differentiable, cov)[1](grad)[0], None
+        return ctx.solver.vjp(*kept)[1](grad), None

@@ -1,0 +1,55 @@
+"""Cholesky's factorisation: whitening by a triangular matrix, the choice of self-supervised W-MSE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whitenorm.solvers.base import Pullback, Solver, smallest, symmetric, trace
+
+
+class Cholesky(Solver):
+    r"""Whitening by the inverse of the Cholesky factor: triangular, cheap, and dependent on the channels' order.
+
+    .. math:: \Sigma = L L^T, \qquad W = L^{-1}, \qquad
+              \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
+
+    where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
+    diagonal. A ridge of the dtype's precision times the trace keeps singular matrices factorable.
+
+    Example::
+
+        >>> cov = torch.tensor([[4.0, 0.0], [2.0, 2.0]]) @ torch.tensor([[4.0, 2.0], [0.0, 2.0]])
+        >>> Cholesky().solve(cov)[0]
+        tensor([[ 0.2500,  0.0000],
+                [-0.2500,  0.5000]])
+    """
+
+    def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+        whitening = torch.linalg.solve_triangular(_factor(cov), identity, upper=False)
+        return whitening, ()
+
+    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (whitening,)
+
+    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+        (whitening,) = kept
+
+        def pullback(grad: Tensor) -> Tensor:
+            inner = (grad.tril() @ whitening.mT).tril()
+            inner = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1) / 2)
+            return -symmetric(whitening.mT @ inner @ whitening)
+
+        return whitening, pullback
+
+    def sqrt(self, cov: Tensor) -> Tensor:
+        return _factor(cov)
+
+
+def _factor(cov: Tensor) -> Tensor:
+    ridge = (trace(cov.detach()) * torch.finfo(cov.dtype).eps).clamp_min(smallest(cov.dtype))
+    identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+    # cholesky_ex does not raise, which would need a host sync: a matrix that is not finite shows as NaN.
+    factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
+    return torch.where(info[..., None, None] == 0, factor, torch.nan)

@@ -1,0 +1,194 @@
+"""Eigendecomposition: ZCA, the exact whitening of DBN, and PCA, its negative control."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whitenorm.solvers.base import Pullback, Solver, smallest, symmetric
+
+
+class _Spectral(Solver):
+    """A solver that keeps the eigenvalues and eigenvectors for backward."""
+
+    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return found
+
+
+class ZCA(_Spectral):
+    r"""Exact symmetric whitening by eigendecomposition (DBN, equation 4): the whitening nearest to the identity.
+
+    .. math:: \Sigma = D \Lambda D^T, \qquad W = D \Lambda^{-1/2} D^T
+
+    The gradient needs only the divided differences of :math:`\lambda^{-1/2}`, never
+    :math:`1/(\lambda_i - \lambda_j)`, so it is finite at repeated eigenvalues:
+
+    .. math:: \frac{\partial L}{\partial \Sigma} = D \Big( F \odot
+              \big(D^T \tfrac{\partial L}{\partial W} D\big)_{sym} \Big) D^T, \qquad
+              F_{ij} = \frac{-1}{\sqrt{\lambda_i} \sqrt{\lambda_j} (\sqrt{\lambda_i} + \sqrt{\lambda_j})}
+
+    Eigenvalues below the precision of the dtype, relative to the largest, count as that precision.
+
+    Example::
+
+        >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+        >>> whitening, _ = ZCA().solve(cov)
+        >>> torch.allclose(whitening @ cov @ whitening.mT, torch.eye(2), atol=1e-6)
+        True
+    """
+
+    def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        values, vectors = _eigh(cov)
+        return _compose(vectors, _floored(values).rsqrt()), (values, vectors)
+
+    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+        values, vectors = kept
+
+        def pullback(grad: Tensor) -> Tensor:
+            return _pull_back(values, vectors, grad, power=-0.5)
+
+        return _compose(vectors, _floored(values).rsqrt()), pullback
+
+    def differentiable(self, cov: Tensor) -> Tensor:
+        return _Power.apply(cov, -0.5)[0]
+
+    def sqrt(self, cov: Tensor) -> Tensor:
+        return _Power.apply(cov, 0.5)[0]
+
+
+class PCA(_Spectral):
+    r"""Whitening along the eigenvectors, largest eigenvalue first (DBN, section 3.1): the paper's negative control.
+
+    .. math:: W = \Lambda^{-1/2} D^T, \qquad \text{the first entry of each eigenvector} \ge 0
+
+    The rows of W swap places and turn from batch to batch, which is what the paper shows to spoil training. The
+    gradient has true poles at repeated eigenvalues; where two are equal to the dtype's precision, the part of the
+    gradient that would turn one eigenvector into the other is left out.
+    """
+
+    def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        values, vectors = _descending(cov)
+        return _floored(values).rsqrt()[..., None] * vectors.mT, (values, vectors)
+
+    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+        values, vectors = kept
+        scale = _floored(values).rsqrt()
+
+        def pullback(grad: Tensor) -> Tensor:
+            inner = vectors.mT @ (grad.mT * scale[..., None, :])
+            gap = values[..., None, :] - values[..., :, None]
+            equal = gap.abs() <= _precision(values)[..., None]
+            inner = torch.where(equal, 0, inner / torch.where(equal, 1, gap))
+            along = (grad * vectors.mT).sum(-1)
+            slope = torch.where(values < _precision(values), 0, -0.5 * scale**3)
+            return symmetric(vectors @ (inner + torch.diag_embed(slope * along)) @ vectors.mT)
+
+        return scale[..., None] * vectors.mT, pullback
+
+    def sqrt(self, cov: Tensor) -> Tensor:
+        values, vectors = _descending(cov)
+        return vectors * _floored(values).sqrt()[..., None, :]
+
+
+class _Power(torch.autograd.Function):
+    """Σ^power for power ±1/2, differentiable to any order.
+
+    The first derivative is taken by divided differences. Higher ones go through the Lyapunov equation that the
+    square root S satisfies, S·dS + dS·S = dΣ, whose solution is differentiable by the same equation.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cov: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
+        values, vectors = _eigh(cov)
+        return _compose(vectors, _floored(values) ** power), values, vectors
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.power = inputs[1]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], *output)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, *_: Tensor):  # type: ignore[no-untyped-def]
+        cov, result, values, vectors = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return _pull_back(values, vectors, grad, ctx.power), None
+        # A floored eigenvalue has no second derivative: NaN says so, where a number would be wrong.
+        floored = (values < _precision(values)).any(-1)[..., None, None]
+        grad = symmetric(grad).masked_fill(floored, torch.nan)
+        if ctx.power > 0:
+            return _Lyapunov.apply(result, grad), None
+        return -_Lyapunov.apply(symmetric(cov @ result), symmetric(result @ grad @ result)), None
+
+
+class _Lyapunov(torch.autograd.Function):
+    """The symmetric X with S·X + X·S = R, for positive definite S and symmetric R."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(root: Tensor, right: Tensor) -> Tensor:
+        values, vectors = _eigh(root)
+        inner = vectors.mT @ right @ vectors
+        return symmetric(vectors @ (inner / (values[..., None, :] + values[..., :, None])) @ vectors.mT)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        root, solution = ctx.saved_tensors
+        grad_right = _Lyapunov.apply(root, symmetric(grad))
+        return -2 * symmetric(grad_right @ solution), grad_right
+
+
+def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (ascending) and eigenvectors; NaN for a matrix that is not finite, where torch would raise.
+
+    On a GPU, ``torch.linalg.eigh`` waits for the device to report convergence: the one host sync of the package.
+    """
+    finite = cov.isfinite().all(-1).all(-1)[..., None]
+    identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], cov, identity))
+    return torch.where(finite, values, torch.nan), vectors
+
+
+def _descending(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues from the largest, and eigenvectors whose first entry is not negative."""
+    values, vectors = (tensor.flip(-1) for tensor in _eigh(cov))
+    return values, vectors * torch.where(vectors[..., :1, :] < 0, -1, 1)
+
+
+def _precision(values: Tensor) -> Tensor:
+    """The size below which an eigenvalue is lost in the rounding error of the largest, as ``(..., 1)``."""
+    largest = values.detach().amax(-1, keepdim=True)
+    return (largest * torch.finfo(values.dtype).eps).clamp_min(smallest(values.dtype))
+
+
+def _floored(values: Tensor) -> Tensor:
+    return torch.maximum(values, _precision(values))
+
+
+def _compose(vectors: Tensor, values: Tensor) -> Tensor:
+    return (vectors * values[..., None, :]) @ vectors.mT
+
+
+def _pull_back(values: Tensor, vectors: Tensor, grad: Tensor, power: float) -> Tensor:
+    inner = symmetric(vectors.mT @ grad @ vectors)
+    return vectors @ (inner * _divided_differences(values, power)) @ vectors.mT
+
+
+def _divided_differences(values: Tensor, power: float) -> Tensor:
+    """(f(λ_i) - f(λ_j)) / (λ_i - λ_j) of the floored power, and f'(λ_i) on the diagonal, without a cancellation."""
+    floored = _floored(values)
+    root = floored.sqrt()
+    total = root[..., None, :] + root[..., :, None]
+    differences = 1 / total if power > 0 else -1 / (root[..., None, :] * root[..., :, None] * total)
+    # Flooring makes f constant below the floor: a factor of 1 above it, 0 below, and in between across it.
+    gap = values[..., None, :] - values[..., :, None]
+    moved = floored[..., None, :] - floored[..., :, None]
+    above = (values == floored).to(values.dtype)[..., None, :].expand_as(gap)
+    return differences * torch.where(gap == 0, above, moved / torch.where(gap == 0, 1, gap))
