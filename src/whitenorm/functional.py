@@ -19,7 +19,7 @@ from whitenorm.core.check import (
     fit_group_size,
 )
 from whitenorm.core.layout import expand_channels, join_channels, join_sample, split_channels, split_sample
-from whitenorm.core.pooling import BATCH_STATISTICS, SAMPLE_STATISTICS, Weights
+from whitenorm.core.pooling import BATCH_STATISTICS, SAMPLE_STATISTICS, Mixing
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.core.whiten import Method
 from whitenorm.core.whiten import whiten as whiten_groups
@@ -164,8 +164,8 @@ def group_whitening(
 
 def switchable_whitening(
     input: Tensor,
-    mean_weights: Tensor,
-    cov_weights: Tensor,
+    mean_logits: Tensor,
+    cov_logits: Tensor,
     running_mean: Tensor | None = None,
     running_cov: Tensor | None = None,
     weight: Tensor | None = None,
@@ -185,7 +185,7 @@ def switchable_whitening(
 
     Args:
         input: ``(N, C, ...)``.
-        mean_weights, cov_weights: ω and ω', one entry a statistic, each summing to 1.
+        mean_logits, cov_logits: one entry a statistic; ω and ω' are their softmax.
         running_mean, running_cov: the batch part's, ``(C,)`` and ``(C / group_size, group_size, group_size)``; updated
             in place in training, used in place of the batch's otherwise.
         weight, bias: γ and β, ``(C,)``.
@@ -198,14 +198,14 @@ def switchable_whitening(
 
     Example::
 
-        >>> half = torch.tensor([0.5, 0.5])
-        >>> switchable_whitening(torch.randn(4, 32, 8, 8), half, half, training=True).shape
+        >>> equal = torch.zeros(2)
+        >>> switchable_whitening(torch.randn(4, 32, 8, 8), equal, equal, training=True).shape
         torch.Size([4, 32, 8, 8])
     """
     groups = _check(input, eps, group_size, weight, bias)
     check_statistics(statistics)
-    _check_mixing("mean_weights", mean_weights, statistics)
-    _check_mixing("cov_weights", cov_weights, statistics)
+    _check_mixing("mean_logits", mean_logits, statistics)
+    _check_mixing("cov_logits", cov_logits, statistics)
     method = Method(tuple(statistics), as_solver(solver), eps)
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
     if uses_batch and training:
@@ -221,7 +221,7 @@ def switchable_whitening(
             )
         population = running_mean.reshape(1, *x.shape[1:3]), running_cov.unsqueeze(0)
     parameters = _grouped(weight, x), _grouped(bias, x)
-    y, mean, cov, _ = whiten_groups(x, method, *parameters, Weights(mean_weights, cov_weights), population)
+    y, mean, cov, _ = whiten_groups(x, method, *parameters, Mixing(mean_logits, cov_logits), population)
     if uses_batch and training:
         update_running(running_mean, mean, momentum)
         update_running(running_cov, cov, momentum)
@@ -324,11 +324,11 @@ def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | N
     return fit_group_size(input.shape[1], group_size)
 
 
-def _check_mixing(name: str, weights: Tensor, statistics: tuple[str, ...]) -> None:
-    if weights.shape != (len(statistics),):
+def _check_mixing(name: str, logits: Tensor, statistics: tuple[str, ...]) -> None:
+    if logits.shape != (len(statistics),):
         raise ValueError(
             f"expected {name} of shape ({len(statistics)},), one entry for each of {tuple(statistics)} "
-            f"(got {tuple(weights.shape)})"
+            f"(got {tuple(logits.shape)})"
         )
 
 

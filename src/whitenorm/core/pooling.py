@@ -23,8 +23,8 @@ class Pooled(NamedTuple):
     batch: Moments
 
 
-class Weights(NamedTuple):
-    """How much of each statistic goes into mean and covariance: one entry a statistic, each summing to 1."""
+class Mixing(NamedTuple):
+    """Logits, one a statistic, whose softmax says how much of each goes into the mean and into the covariance."""
 
     mean: Tensor
     cov: Tensor
@@ -37,58 +37,53 @@ class LinearMap(NamedTuple):
     offset: Tensor
 
 
-def pool(sample: Moments, statistics: tuple[str, ...], weights: Weights | None, population: Moments | None) -> Pooled:
+def pool(sample: Moments, statistics: tuple[str, ...], mixing: Mixing | None, population: Moments | None) -> Pooled:
     r"""Mix the statistics of each sample and of the batch (Switchable Whitening):
 
     .. math:: \hat\mu = \sum_k \omega_k \mu_k, \qquad \hat\Sigma = \sum_k \omega'_k \Sigma_k, \qquad
               \Sigma_{bn} = \operatorname{diag} \Sigma_{bw}, \quad \Sigma_{in} = \operatorname{diag} \Sigma_{iw}, \quad
               \Sigma_{ln} = \sigma^2_{ln} I
 
-    Without weights, the moments are the statistic: of the batch for ``("bw",)``, of each sample for ``("iw",)``.
+    Without mixing, the moments are the statistic: of the batch for ``("bw",)``, of each sample for ``("iw",)``.
 
     Args:
         sample: moments of each sample, or of the whole batch at once if only batch statistics are asked for.
         statistics: of ``"bw"``, ``"iw"``, ``"bn"``, ``"in"``, ``"ln"``.
-        weights: of the statistics, in their order.
+        mixing: logits of ω and ω', in the order of the statistics.
         population: what stands for the batch statistics at inference.
     """
-    if weights is None:
+    if mixing is None:
         return Pooled(sample.mean, sample.cov, sample, sample)
     batch = _over_batch(sample) if population is None else population
-    candidates = [_statistic(name, sample, batch) for name in statistics]
-    means, covs = zip(*candidates, strict=True)
-    return Pooled(_mix(weights.mean, means), _mix(weights.cov, covs), sample, batch)
+    means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
+    return Pooled(_mix(mixing.mean.softmax(0), means), _mix(mixing.cov.softmax(0), covs), sample, batch)
 
 
 def pool_backward(
     sample: Moments,
     batch: Moments,
     statistics: tuple[str, ...],
-    weights: Weights | None,
+    mixing: Mixing | None,
     grad_mean: Tensor,
     grad_cov: Tensor,
     batch_is_constant: bool,
-) -> tuple[LinearMap, Weights | None]:
-    """The gradients of the mixed statistics, as a linear map of x and as gradients of the weights.
+) -> tuple[LinearMap, Mixing | None]:
+    """The gradients of the pooled statistics, as a linear map of x, and as gradients of the logits.
 
     A mean over m values adds grad/m to the gradient of each, a covariance (2/m)·grad·(x - mean), for symmetric grad.
     """
+    if mixing is None:
+        return _statistic_backward(statistics[0], sample, batch, grad_mean, grad_cov), None
+    mean_weights, cov_weights = mixing.mean.softmax(0), mixing.cov.softmax(0)
+    means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
     matrix, offset = torch.zeros_like(grad_cov), torch.zeros_like(grad_mean)
-    grad_weights_mean, grad_weights_cov = [], []
     for i, name in enumerate(statistics):
-        mean_part, cov_part = grad_mean, grad_cov
-        if weights is not None:
-            mean, cov = _statistic(name, sample, batch)
-            grad_weights_mean.append((grad_mean * mean).sum())
-            grad_weights_cov.append((grad_cov * cov).sum())
-            mean_part, cov_part = grad_mean * weights.mean[i], grad_cov * weights.cov[i]
         if batch_is_constant and name in BATCH_STATISTICS:
             continue
-        added = _statistic_backward(name, sample, batch, mean_part, cov_part)
+        added = _statistic_backward(name, sample, batch, mean_weights[i] * grad_mean, cov_weights[i] * grad_cov)
         matrix, offset = matrix + added.matrix, offset + added.offset
-    if weights is None:
-        return LinearMap(matrix, offset), None
-    return LinearMap(matrix, offset), Weights(torch.stack(grad_weights_mean), torch.stack(grad_weights_cov))
+    grad_mixing = Mixing(_mix_backward(mean_weights, means, grad_mean), _mix_backward(cov_weights, covs, grad_cov))
+    return LinearMap(matrix, offset), grad_mixing
 
 
 def _mix(weights: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -96,6 +91,12 @@ def _mix(weights: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
     for i in range(1, len(tensors)):
         total = total + weights[i] * tensors[i]
     return total
+
+
+def _mix_backward(weights: Tensor, tensors: tuple[Tensor, ...], grad: Tensor) -> Tensor:
+    """The gradient of the logits: each tensor's difference from the mix, which no common offset can drown."""
+    mixed = _mix(weights, tensors)
+    return weights * torch.stack([(grad * (tensor - mixed)).sum() for tensor in tensors])
 
 
 def _over_batch(sample: Moments) -> Moments:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whitenorm.core.apply import apply, fold, fold_backward, input_gradient
 from whitenorm.core.moments import Moments, moments
-from whitenorm.core.pooling import SAMPLE_STATISTICS, Pooled, Weights, pool, pool_backward
+from whitenorm.core.pooling import SAMPLE_STATISTICS, Mixing, Pooled, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
 from whitenorm.solvers.base import Solver, symmetric
 
@@ -45,7 +45,7 @@ def whiten(
     method: Method,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    weights: Weights | None = None,
+    mixing: Mixing | None = None,
     population: tuple[Tensor, Tensor] | None = None,
 ) -> Whitened:
     r"""Whiten ``x[N, G, K, L]``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
@@ -57,12 +57,12 @@ def whiten(
         x: any strides; a view from :mod:`whitenorm.core.layout`.
         method: the method.
         weight, bias: γ and β, ``(G, K)``.
-        weights: of several statistics.
+        mixing: of several statistics.
         population: mean ``(1, G, K)`` and covariance ``(1, G, K, K)`` in place of the batch's; constants.
     """
-    given = _Given(x, weight, bias, *(weights or (None, None)), *(population or (None, None)))
+    given = _Given(x, weight, bias, *(mixing or (None, None)), *(population or (None, None)))
     y, whitening, _, mean, *rest = _Whiten.apply(*given, method)
-    if weights is None:
+    if mixing is None:
         return Whitened(y, mean, rest[0], whitening)
     mean, cov = population or rest[2:4]
     return Whitened(y, mean, cov, whitening)
@@ -74,8 +74,8 @@ class _Given(NamedTuple):
     x: Tensor
     weight: Tensor | None
     bias: Tensor | None
-    weights_mean: Tensor | None
-    weights_cov: Tensor | None
+    mean_logits: Tensor | None
+    cov_logits: Tensor | None
     population_mean: Tensor | None
     population_cov: Tensor | None
 
@@ -85,10 +85,10 @@ class _Given(NamedTuple):
         return _Given._make(None if tensor is None else tensor.to(dtype) for tensor in self)
 
     @property
-    def weights(self) -> Weights | None:
-        if self.weights_mean is None or self.weights_cov is None:
+    def mixing(self) -> Mixing | None:
+        if self.mean_logits is None or self.cov_logits is None:
             return None
-        return Weights(self.weights_mean, self.weights_cov)
+        return Mixing(self.mean_logits, self.cov_logits)
 
     @property
     def population(self) -> Moments | None:
@@ -99,7 +99,7 @@ class _Given(NamedTuple):
 
 def _statistics(given: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
-    pooled = pool(moments(given.x, method.pooled), method.statistics, given.weights, given.population)
+    pooled = pool(moments(given.x, method.pooled), method.statistics, given.mixing, given.population)
     identity = torch.eye(pooled.cov.shape[-1], dtype=pooled.cov.dtype, device=pooled.cov.device)
     return pooled, method.scale * pooled.cov + method.eps * identity
 
@@ -130,7 +130,7 @@ class _Whiten(torch.autograd.Function):
             pooled, cov = _statistics(given, method)
             whitening, found = method.solver.solve(cov)
             y = apply(given.x, fold(whitening, pooled.mean, given.weight, given.bias)).to(tensors[0].dtype)
-        if given.weights is None:
+        if given.mixing is None:
             return y, whitening, cov, pooled.mean, pooled.cov, *found
         batch = () if given.population else pooled.batch[:2]
         return y, whitening, cov, pooled.mean, *pooled.sample[:2], *batch, *found
@@ -140,7 +140,7 @@ class _Whiten(torch.autograd.Function):
         *tensors, ctx.method = inputs
         _, whitening, cov, mean, *rest = output
         given = _Given(*tensors)
-        mixed = 0 if given.weights is None else 2 if given.population else 4
+        mixed = 0 if given.mixing is None else 2 if given.population else 4
         kept = ctx.method.solver.keep(cov, whitening, tuple(rest[max(mixed, 1) :]))
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
@@ -163,7 +163,7 @@ class _Whiten(torch.autograd.Function):
 def _backward(
     given: _Given, method: Method, kept: tuple[Tensor, ...], grad: Tensor, needs_x: bool
 ) -> list[Tensor | None]:
-    """Gradients of x, weight, bias and the two mixing weights."""
+    """Gradients of x, weight, bias and the mixing logits."""
     dtype = given.x.dtype
     given = given.widened()
     x, weight, bias, *_ = given
@@ -172,12 +172,12 @@ def _backward(
     whitening, pullback = method.solver.vjp(*solver)
     folded = fold_backward(grad, x, whitening, mean, weight, bias)
     grad_cov = method.scale * symmetric(pullback(folded.whitening))
-    through, weights = pool_backward(
-        sample, batch, method.statistics, given.weights, folded.mean, grad_cov, given.population is not None
+    through, mixing = pool_backward(
+        sample, batch, method.statistics, given.mixing, folded.mean, grad_cov, given.population is not None
     )
     matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
     grad_x = input_gradient(grad, x, matrix, through).to(dtype) if needs_x else None
-    return [grad_x, folded.weight, folded.bias, *(weights or (None, None))]
+    return [grad_x, folded.weight, folded.bias, *(mixing or (None, None))]
 
 
 def _unpack(
@@ -187,7 +187,7 @@ def _unpack(
     mean, *rest = kept
     n, _, _, positions = given.x.shape
     number = n * positions if method.pooled else positions
-    if given.weights is None:
+    if given.mixing is None:
         # The covariance itself plays no part in the gradient of a single statistic.
         single = Moments(mean, mean, number)
         return mean, single, single, tuple(rest)

@@ -114,12 +114,16 @@ class PopulationWhitening(Whitening):
     def _uses_batch(self) -> bool:
         return self.training or not self.track_running_stats
 
-    def _count_batch(self) -> float | Tensor:
-        """Count a training batch, and return its weight in the running statistics."""
-        if not (self.training and self.track_running_stats) or self.num_batches_tracked is None:
-            return 0.0
-        self.num_batches_tracked.add_(1)
-        return 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+    def _batch_weight(self) -> float | Tensor:
+        """The weight of the next training batch in the running statistics."""
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 if self.num_batches_tracked is None else 1.0 / (self.num_batches_tracked + 1)
+
+    def _count_batch(self) -> None:
+        """Count a training batch once its statistics are recorded."""
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

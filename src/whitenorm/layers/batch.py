@@ -74,24 +74,25 @@ class BatchWhitening(PopulationWhitening):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        momentum = self._count_batch()
         mean, matrix = self._population()
         population = self.population
         if matrix is not None and not self.training and population == "covariance":
             matrix, population = self._population_whitening(matrix), "whitening"
-        return batch_whitening(
+        output = batch_whitening(
             input,
             mean,
             matrix,
             self.weight,
             self.bias,
             self._uses_batch(),
-            momentum,
+            self._batch_weight(),
             self.eps,
             group_size=self.group_size,
             solver=self.solver,
             population=population,
         )
+        self._count_batch()
+        return output
 
     def _population_whitening(self, cov: Tensor) -> Tensor:
         """The matrix of the running covariance, computed again only when the covariance is another or has changed."""

@@ -91,29 +91,29 @@ class SwitchableWhitening(PopulationWhitening):
 
     def mixing(self) -> dict[str, tuple[float, float]]:
         """The present weight of each statistic, in the mean and in the covariance, for people to read."""
-        mean, cov = (weights.tolist() for weights in self._weights())
+        mean, cov = (logits.softmax(0).tolist() for logits in self._logits())
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        mean = self.mean_logits.softmax(0)
-        return mean, mean if self.cov_logits is None else self.cov_logits.softmax(0)
+    def _logits(self) -> tuple[Tensor, Tensor]:
+        return self.mean_logits, self.mean_logits if self.cov_logits is None else self.cov_logits
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        momentum = self._count_batch()
-        return switchable_whitening(
+        output = switchable_whitening(
             input,
-            *self._weights(),
+            *self._logits(),
             *self._population(),
             self.weight,
             self.bias,
             self._uses_batch(),
-            momentum,
+            self._batch_weight(),
             self.eps,
             statistics=self.statistics,
             group_size=self.group_size,
             solver=self.solver,
         )
+        self._count_batch()
+        return output
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, statistics={self.statistics}, tie_weights={self.tie_weights}"

@@ -62,7 +62,9 @@ def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
 
 
 def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
-    r"""The colouring matrix of each covariance: C with :math:`C C^T = \Sigma`, inverse to :func:`inverse_sqrt`.
+    r"""The colouring matrix of each covariance, :math:`C = \Sigma W^T`: :math:`C C^T = \Sigma`, and C W = I.
+
+    W is :func:`inverse_sqrt` of the same solver, so C is the symmetric root for ZCA, the Cholesky factor for Cholesky.
 
     Args:
         cov: symmetric positive semi-definite matrices ``(..., K, K)``.
@@ -74,7 +76,8 @@ def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
         tensor([2., 3.])
     """
     with no_autocast(cov):
-        return as_solver(solver).sqrt(_checked(cov)).to(cov.dtype)
+        wide = _checked(cov)
+        return (wide @ InverseSqrt.apply(wide, as_solver(solver))[0].mT).to(cov.dtype)
 
 
 def _checked(cov: Tensor) -> Tensor:

@@ -48,10 +48,6 @@ class Solver:
         """The whitening matrix as a graph that autograd can differentiate to any order."""
         return self.solve(cov)[0]
 
-    def sqrt(self, cov: Tensor) -> Tensor:
-        """The colouring matrix, inverse to the whitening matrix, differentiable to any order."""
-        raise NotImplementedError
-
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in vars(self).items())
         return f"{type(self).__name__}({options})"
@@ -89,9 +85,6 @@ class Custom(Solver):
         (cov,) = kept
         result = torch.func.vjp(self.differentiable, cov)
         return result[0], lambda grad: result[1](grad)[0]
-
-    def sqrt(self, cov: Tensor) -> Tensor:
-        return torch.linalg.inv(self.solve(cov)[0])
 
 
 class InverseSqrt(torch.autograd.Function):

@@ -43,9 +43,6 @@ class Cholesky(Solver):
 
         return whitening, pullback
 
-    def sqrt(self, cov: Tensor) -> Tensor:
-        return _factor(cov)
-
 
 def _factor(cov: Tensor) -> Tensor:
     ridge = (trace(cov.detach()) * torch.finfo(cov.dtype).eps).clamp_min(smallest(cov.dtype))

@@ -71,14 +71,6 @@ class Newton(Solver):
 
         return whitening, pullback
 
-    def sqrt(self, cov: Tensor) -> Tensor:
-        tr = trace(cov).clamp_min(smallest(cov.dtype))
-        z, y = _identity(cov), cov / tr
-        for k in range(self.steps):
-            t = _step(y, z, first=k == 0)
-            y, z = y @ t, t @ z
-        return y * tr.sqrt()
-
 
 def _identity(cov: Tensor) -> Tensor:
     return torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device).expand_as(cov)
@@ -92,16 +84,12 @@ def _step(y: Tensor, z: Tensor, first: bool) -> Tensor:
 def _backward_steps(ys: list[Tensor], zs: list[Tensor], ts: list[Tensor], grad_z: Tensor) -> Tensor:
     """The gradient of the last Z taken back to the first Y, the trace-normalised covariance.
 
-    All iterates are polynomials of one symmetric matrix: they are symmetric and commute, so every gradient may
-    be replaced by its symmetric part, and no product needs a transposed operand.
+    The iterates are symmetric, so no product needs a transposed operand. The gradients between steps are not, and
+    must stay so: replacing them by their symmetric part, though it changes no sum, makes the recursion unstable.
     """
-    grad_y: Tensor | None = None
+    grad_y = torch.zeros_like(grad_z)
     for k in reversed(range(len(ts))):
-        grad_t = grad_z @ zs[k]
-        if grad_y is not None:
-            grad_t = grad_t + ys[k] @ grad_y
-        grad_t = symmetric(grad_t)
-        from_t = -(zs[k] @ grad_t) / 2
-        grad_z = symmetric(ts[k] @ grad_z - (grad_t @ ys[k]) / 2)
-        grad_y = symmetric(from_t if grad_y is None else grad_y @ ts[k] + from_t)
-    return torch.zeros_like(grad_z) if grad_y is None else grad_y
+        grad_t = grad_z @ zs[k] + ys[k] @ grad_y
+        grad_z = ts[k] @ grad_z - grad_t @ ys[k] / 2
+        grad_y = grad_y @ ts[k] - zs[k] @ grad_t / 2
+    return symmetric(grad_y)

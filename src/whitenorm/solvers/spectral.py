@@ -45,15 +45,12 @@ class ZCA(_Spectral):
         values, vectors = kept
 
         def pullback(grad: Tensor) -> Tensor:
-            return _pull_back(values, vectors, grad, power=-0.5)
+            return _pull_back(values, vectors, grad)
 
         return _compose(vectors, _floored(values).rsqrt()), pullback
 
     def differentiable(self, cov: Tensor) -> Tensor:
-        return _Power.apply(cov, -0.5)[0]
-
-    def sqrt(self, cov: Tensor) -> Tensor:
-        return _Power.apply(cov, 0.5)[0]
+        return _InverseRoot.apply(cov)[0]
 
 
 class PCA(_Spectral):
@@ -85,13 +82,9 @@ class PCA(_Spectral):
 
         return scale[..., None] * vectors.mT, pullback
 
-    def sqrt(self, cov: Tensor) -> Tensor:
-        values, vectors = _descending(cov)
-        return vectors * _floored(values).sqrt()[..., None, :]
 
-
-class _Power(torch.autograd.Function):
-    """Σ^power for power ±1/2, differentiable to any order.
+class _InverseRoot(torch.autograd.Function):
+    """Σ^(-1/2), differentiable to any order.
 
     The first derivative is taken by divided differences. Higher ones go through the Lyapunov equation that the
     square root S satisfies, S·dS + dS·S = dΣ, whose solution is differentiable by the same equation.
@@ -100,27 +93,24 @@ class _Power(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(cov: Tensor, power: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, vectors = _eigh(cov)
-        return _compose(vectors, _floored(values) ** power), values, vectors
+        return _compose(vectors, _floored(values).rsqrt()), values, vectors
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        ctx.power = inputs[1]
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output)
 
     @staticmethod
     def backward(ctx, grad: Tensor, *_: Tensor):  # type: ignore[no-untyped-def]
-        cov, result, values, vectors = ctx.saved_tensors
+        cov, whitening, values, vectors = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return _pull_back(values, vectors, grad, ctx.power), None
+            return _pull_back(values, vectors, grad)
         # A floored eigenvalue has no second derivative: NaN says so, where a number would be wrong.
         floored = (values < _precision(values)).any(-1)[..., None, None]
         grad = symmetric(grad).masked_fill(floored, torch.nan)
-        if ctx.power > 0:
-            return _Lyapunov.apply(result, grad), None
-        return -_Lyapunov.apply(symmetric(cov @ result), symmetric(result @ grad @ result)), None
+        return -_Lyapunov.apply(symmetric(cov @ whitening), symmetric(whitening @ grad @ whitening))
 
 
 class _Lyapunov(torch.autograd.Function):
@@ -176,17 +166,16 @@ def _compose(vectors: Tensor, values: Tensor) -> Tensor:
     return (vectors * values[..., None, :]) @ vectors.mT
 
 
-def _pull_back(values: Tensor, vectors: Tensor, grad: Tensor, power: float) -> Tensor:
+def _pull_back(values: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
     inner = symmetric(vectors.mT @ grad @ vectors)
-    return vectors @ (inner * _divided_differences(values, power)) @ vectors.mT
+    return vectors @ (inner * _divided_differences(values)) @ vectors.mT
 
 
-def _divided_differences(values: Tensor, power: float) -> Tensor:
-    """(f(λ_i) - f(λ_j)) / (λ_i - λ_j) of the floored power, and f'(λ_i) on the diagonal, without a cancellation."""
+def _divided_differences(values: Tensor) -> Tensor:
+    """(f(λ_i) - f(λ_j)) / (λ_i - λ_j) of f = λ^(-1/2), floored; f'(λ_i) on the diagonal; without a cancellation."""
     floored = _floored(values)
     root = floored.sqrt()
-    total = root[..., None, :] + root[..., :, None]
-    differences = 1 / total if power > 0 else -1 / (root[..., None, :] * root[..., :, None] * total)
+    differences = -1 / (root[..., None, :] * root[..., :, None] * (root[..., None, :] + root[..., :, None]))
     # Flooring makes f constant below the floor: a factor of 1 above it, 0 below, and in between across it.
     gap = values[..., None, :] - values[..., :, None]
     moved = floored[..., None, :] - floored[..., :, None]

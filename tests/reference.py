@@ -1,0 +1,190 @@
+"""The papers' methods, written out one sample and one group at a time, for tests to compare with.
+
+Nothing here is shared with the package. Gradients come from autograd through these plain formulas.
+"""
+
+import torch
+
+
+def newton(cov, steps=5):
+    """IterNorm, algorithm 1, lines 7 to 12, in the uncoupled form printed there."""
+    trace = torch.trace(cov)
+    scaled = cov / trace
+    p = torch.eye(len(cov), dtype=cov.dtype)
+    for _ in range(steps):
+        p = 0.5 * (3 * p - p @ p @ p @ scaled)
+    return p / torch.sqrt(trace)
+
+
+def zca(cov):
+    """DBN, equation 4."""
+    values, vectors = torch.linalg.eigh(cov)
+    return vectors @ torch.diag(values**-0.5) @ vectors.T
+
+
+def pca(cov):
+    """DBN, section 3.1: eigenvalues in decreasing order, the sign fixed by the first entry."""
+    values, vectors = torch.linalg.eigh(cov)
+    rows = []
+    for i in torch.argsort(values, descending=True):
+        vector = vectors[:, i]
+        rows.append(values[i] ** -0.5 * (vector if vector[0] >= 0 else -vector))
+    return torch.stack(rows)
+
+
+def cholesky(cov):
+    return torch.linalg.inv(torch.linalg.cholesky(cov))
+
+
+def inverse_root(cov):
+    """Σ^(-1/2) by Denman and Beavers' iteration: smooth also at repeated eigenvalues, unlike an eigendecomposition."""
+    scale = torch.trace(cov) / len(cov)
+    y, z = cov / scale, torch.eye(len(cov), dtype=cov.dtype)
+    for _ in range(30):
+        y, z = (y + torch.linalg.inv(z)) / 2, (z + torch.linalg.inv(y)) / 2
+    return z / torch.sqrt(scale)
+
+
+def whitening_matrix(cov, solver):
+    if solver is inverse_root:
+        return inverse_root(cov)
+    name = type(solver).__name__
+    if name == "Newton":
+        return newton(cov, solver.steps)
+    return {"ZCA": zca, "PCA": pca, "Cholesky": cholesky}[name](cov)
+
+
+def mean_and_cov(columns):
+    """Of a d×m matrix: mean, and (1/m)·XcXcᵀ."""
+    mean = columns.mean(1)
+    centred = columns - mean[:, None]
+    return mean, centred @ centred.T / columns.shape[1]
+
+
+def unroll(x):
+    """(N, C, ...) as the d×m matrix of DBN, section 3.3: every position is a sample."""
+    return torch.cat([sample.reshape(x.shape[1], -1) for sample in x], dim=1)
+
+
+def roll(columns, like):
+    """Undo unroll."""
+    positions = like[0, 0].numel()
+    return torch.stack([part.reshape(like.shape[1:]) for part in columns.split(positions, dim=1)])
+
+
+def scale_and_shift(y, weight, bias):
+    shape = (1, -1, *[1] * (y.ndim - 2))
+    y = y if weight is None else y * weight.reshape(shape)
+    return y if bias is None else y + bias.reshape(shape)
+
+
+def batch_whitening(x, layer):
+    """DBN, algorithm 1, and IterNorm, algorithm 1; returns y, and each group's mean, covariance and matrix."""
+    columns, k = unroll(x), layer.group_size
+    outputs, statistics = [], []
+    for start in range(0, x.shape[1], k):
+        group = columns[start : start + k]
+        mean, cov = mean_and_cov(group)
+        matrix = whitening_matrix(cov + layer.eps * torch.eye(k, dtype=x.dtype), layer.solver)
+        outputs.append(matrix @ (group - mean[:, None]))
+        statistics.append((mean, cov, matrix))
+    return scale_and_shift(roll(torch.cat(outputs), x), layer.weight, layer.bias), statistics
+
+
+def fixed_whitening(x, layer):
+    """Inference of a batch method: the population's mean and matrix, group by group."""
+    columns, k = unroll(x), layer.group_size
+    outputs = []
+    for g, start in enumerate(range(0, x.shape[1], k)):
+        if layer.population == "whitening":
+            matrix = layer.running_whitening[g]
+        else:
+            matrix = whitening_matrix(layer.running_cov[g] + layer.eps * torch.eye(k, dtype=x.dtype), layer.solver)
+        outputs.append(matrix @ (columns[start : start + k] - layer.running_mean[start : start + k, None]))
+    return scale_and_shift(roll(torch.cat(outputs), x), layer.weight, layer.bias)
+
+
+def instance_whitening(x, layer):
+    k = layer.group_size
+    samples = []
+    for sample in x:
+        outputs = []
+        for start in range(0, x.shape[1], k):
+            group = sample[start : start + k].reshape(k, -1)
+            mean, cov = mean_and_cov(group)
+            matrix = whitening_matrix(cov + layer.eps * torch.eye(k, dtype=x.dtype), layer.solver)
+            outputs.append(matrix @ (group - mean[:, None]))
+        samples.append(torch.cat(outputs).reshape(sample.shape))
+    return scale_and_shift(torch.stack(samples), layer.weight, layer.bias)
+
+
+def whitened_groups(sample, num_groups, layer):
+    """GW, algorithm 1, of one sample."""
+    groups = sample.reshape(num_groups, -1)
+    mean, cov = mean_and_cov(groups)
+    matrix = whitening_matrix(cov + layer.eps * torch.eye(num_groups, dtype=sample.dtype), layer.solver)
+    return (matrix @ (groups - mean[:, None])).reshape(sample.shape)
+
+
+def group_whitening(x, layer):
+    y = torch.stack([whitened_groups(sample, layer.num_groups, layer) for sample in x])
+    return scale_and_shift(y, layer.weight, layer.bias)
+
+
+def layer_whitening(x, layer):
+    tokens = x.reshape(-1, *layer.normalized_shape)
+    y = torch.stack([whitened_groups(token, layer.num_groups, layer) for token in tokens]).reshape(x.shape)
+    y = y if layer.weight is None else y * layer.weight
+    return y if layer.bias is None else y + layer.bias
+
+
+def switchable_whitening(x, layer, training):
+    """SW: every sample is whitened with its own mix of statistics."""
+    k = layer.group_size
+    mean_weights = torch.softmax(layer.mean_logits, 0)
+    cov_weights = mean_weights if layer.cov_logits is None else torch.softmax(layer.cov_logits, 0)
+    columns = unroll(x)
+    samples = []
+    for sample in x:
+        layer_mean, layer_variance = sample.mean(), ((sample - sample.mean()) ** 2).mean()
+        outputs = []
+        for g, start in enumerate(range(0, x.shape[1], k)):
+            group = sample[start : start + k].reshape(k, -1)
+            if training:
+                batch_mean, batch_cov = mean_and_cov(columns[start : start + k])
+            elif layer.running_mean is not None:
+                batch_mean, batch_cov = layer.running_mean[start : start + k], layer.running_cov[g]
+            own_mean, own_cov = mean_and_cov(group)
+            mean, cov = 0, layer.eps * torch.eye(k, dtype=x.dtype)
+            for i, name in enumerate(layer.statistics):
+                if name == "bw":
+                    m, c = batch_mean, batch_cov
+                elif name == "iw":
+                    m, c = own_mean, own_cov
+                elif name == "bn":
+                    m, c = batch_mean, torch.diag(torch.diag(batch_cov))
+                elif name == "in":
+                    m, c = own_mean, torch.diag(torch.diag(own_cov))
+                else:
+                    m, c = layer_mean.expand(k), layer_variance * torch.eye(k, dtype=x.dtype)
+                mean, cov = mean + mean_weights[i] * m, cov + cov_weights[i] * c
+            matrix = whitening_matrix(cov, layer.solver)
+            outputs.append(matrix @ (group - mean[:, None]))
+        samples.append(torch.cat(outputs).reshape(sample.shape))
+    return scale_and_shift(torch.stack(samples), layer.weight, layer.bias)
+
+
+def forward(layer, x):
+    """What the layer should return for x, in its present mode."""
+    name = type(layer).__name__
+    if name == "SwitchableWhitening":
+        return switchable_whitening(x, layer, layer.training or not layer.track_running_stats)
+    if name == "InstanceWhitening":
+        return instance_whitening(x, layer)
+    if name == "GroupWhitening":
+        return group_whitening(x, layer)
+    if name == "LayerWhitening":
+        return layer_whitening(x, layer)
+    if layer.training or not layer.track_running_stats:
+        return batch_whitening(x, layer)[0]
+    return fixed_whitening(x, layer)

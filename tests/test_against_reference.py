@@ -1,0 +1,98 @@
+"""Every layer against the papers' formulas in float64: outputs, and each gradient by name."""
+
+import pytest
+import reference
+import torch
+from cases import (
+    BATCH_LAYERS,
+    CHANNEL_LAYERS,
+    DEVICES,
+    LAYOUTS,
+    SHAPES,
+    SOLVERS,
+    TOKEN_LAYERS,
+    assert_close,
+    channel_layers,
+    named_gradients,
+    randomise,
+    token_layers,
+    twin,
+)
+
+import whitenorm
+
+
+def compare(layer, x, dtype):
+    """Run both on the same input and the same output gradient."""
+    naive = twin(layer)
+    x = x.detach().requires_grad_()
+    x64 = x.detach().to(device="cpu", dtype=torch.float64).requires_grad_()
+    y, expected = layer(x), reference.forward(naive, x64)
+    assert y.dtype == x.dtype
+    assert y.shape == x.shape
+    assert_close(y, expected, dtype, "output")
+    grad = torch.randn(y.shape, dtype=torch.float64).to(y)
+    y.backward(grad)
+    expected.backward(grad.to(device="cpu", dtype=torch.float64))
+    expected_gradients = named_gradients(naive, x64)
+    for name, gradient in named_gradients(layer, x).items():
+        assert_close(gradient, expected_gradients[name], dtype, f"gradient of {name}")
+
+
+def make_input(shape, dtype=torch.float64, device="cpu", mix=0.3):
+    """Correlated channels with offsets."""
+    torch.manual_seed(sum(shape))
+    x = torch.randn(shape, dtype=torch.float64).movedim(1, -1)
+    channels = shape[1]
+    x = x @ (torch.eye(channels) + mix * torch.randn(channels, channels)).double() + torch.randn(channels)
+    return x.movedim(-1, 1).contiguous().to(device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    # One position a sample has no instance statistics.
+    [(name, shape) for name in CHANNEL_LAYERS for shape in SHAPES if len(shape) > 2 or name in BATCH_LAYERS],
+    ids=str,
+)
+def test_layouts_and_shapes(name, layout, shape, training):
+    layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
+    compare(layer, layout(make_input(shape)), torch.float64)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_solvers(name, solver, training):
+    layer = randomise(channel_layers(12, solver, dtype=torch.float64)[name]).train(training)
+    compare(layer, make_input((3, 12, 5, 7)), torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_dtypes(name, solver, training, dtype, device):
+    layer = randomise(channel_layers(12, solver, eps=1e-2, dtype=torch.float32, device=device)[name]).train(training)
+    compare(layer, make_input((6, 12, 8, 8), dtype, device, mix=0.1), dtype)
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (2, 5, 12), (3, 2, 3, 12), (12,)], ids=str)
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+@pytest.mark.parametrize("name", TOKEN_LAYERS)
+def test_tokens(name, solver, shape):
+    torch.manual_seed(0)
+    layer = randomise(token_layers(12, solver, dtype=torch.float64)[name])
+    compare(layer, torch.randn(shape, dtype=torch.float64), torch.float64)
+
+
+def test_tokens_of_several_dimensions():
+    layer = randomise(whitenorm.LayerWhitening((3, 8), 4, dtype=torch.float64))
+    compare(layer, torch.randn(5, 3, 8, dtype=torch.float64), torch.float64)
+
+
+def test_group_whitening_of_vectors():
+    layer = randomise(whitenorm.GroupWhitening(3, 12, dtype=torch.float64))
+    compare(layer, torch.randn(7, 12, dtype=torch.float64), torch.float64)

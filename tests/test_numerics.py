@@ -1,0 +1,170 @@
+"""Finite in, finite out, and right: offsets, scales, degenerate inputs, half precision, NaN."""
+
+import pytest
+import reference
+import torch
+from cases import CHANNEL_LAYERS, DEVICES, LAYOUTS, assert_close, batch_layers, channel_layers, twin
+
+import whitenorm
+from whitenorm.core.layout import split_channels
+from whitenorm.core.moments import moments
+from whitenorm.solvers import ZCA, Newton
+
+ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky"]
+
+
+def run(layer, x):
+    """y and the gradients of input and parameters for a fixed gradient of y."""
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    y.backward(grad)
+    return [y, x.grad, *(parameter.grad for parameter in layer.parameters())], grad
+
+
+def expected(layer, x, grad):
+    """The same by the float64 reference; exact whitening by a formula that is smooth at repeated eigenvalues."""
+    naive = twin(layer)
+    if naive.solver in (ZCA(), Newton(steps=40)):
+        naive.solver = reference.inverse_root
+    x64 = x.detach().double().cpu().requires_grad_()
+    y = reference.forward(naive, x64)
+    y.backward(grad.double().cpu())
+    return [y, x64.grad, *(parameter.grad for parameter in naive.parameters())]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("pooled", [True, False])
+def test_covariance_survives_an_offset_of_a_thousand_deviations(pooled, layout, device):
+    torch.manual_seed(0)
+    x = layout((torch.randn(16, 12, 20, 20) + 1000).to(device))
+    cov = moments(split_channels(x, 6, pooled), pooled).cov.cpu().double()
+    exact = moments(split_channels(x.double(), 6, pooled), pooled).cov.cpu()
+    assert (cov - exact).abs().max() <= 1e-3 * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_layers_survive_an_offset_of_a_thousand_deviations(name):
+    """Near 1000, float32 resolves 6e-5 of the deviation.
+
+    That is 1e-3 of the differences between a sample's mean and the batch's, which is all the mixing logits see.
+    """
+    torch.manual_seed(0)
+    layer = channel_layers(12)[name]
+    x = torch.randn(8, 12, 10, 10) + 1000
+    results, grad = run(layer, x)
+    names = ["output", "input", *(name for name, _ in layer.named_parameters())]
+    for what, actual, exact in zip(names, results, expected(layer, x, grad), strict=True):
+        allowed = 3e-2 if "logits" in what else 1e-3
+        assert (actual - exact).abs().max() <= allowed * exact.abs().max(), what
+
+
+@pytest.mark.parametrize(("scale", "eps"), [(1e-4, 1e-5), (1e-4, 1e-13), (1e4, 1e-5), (1e4, 1e3)])
+@pytest.mark.parametrize("solver", ALL_SOLVERS, ids=str)
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_scales(name, solver, scale, eps):
+    """With the default ε, and with one that follows the scale."""
+    if solver == "pca" and eps > scale**2:
+        pytest.skip("ε makes all eigenvalues nearly equal: PCA's axes are arbitrary")
+    torch.manual_seed(0)
+    layer = channel_layers(6, solver, eps=eps)[name]
+    x = torch.randn(8, 6, 6, 6) * torch.linspace(1, 2, 6)[:, None, None] * scale
+    results, grad = run(layer, x)
+    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+        assert actual.isfinite().all()
+        assert (actual - exact).abs().max() <= 2e-3 * exact.abs().max()
+
+
+DEGENERATE = {
+    "all zero": lambda x: x * 0,
+    "constant": lambda x: x * 0 + 3,
+    "constant channels": lambda x: torch.cat([x[:, :3] * 0 + 5, x[:, 3:]], 1),
+    "duplicate channels": lambda x: torch.cat([x[:, :3], x[:, :3]], 1),
+    "fewer samples than features": lambda x: x[:1, :, :1, :2],
+    "batch of one": lambda x: x[:1],
+}
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-2])
+@pytest.mark.parametrize("kind", DEGENERATE)
+@pytest.mark.parametrize("solver", ALL_SOLVERS, ids=str)
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_degenerate_inputs(name, solver, kind, eps):
+    torch.manual_seed(0)
+    layer = channel_layers(6, solver, eps=eps)[name]
+    x = DEGENERATE[kind](torch.randn(4, 6, 4, 4))
+    results, grad = run(layer, x)
+    for actual in results:
+        assert actual.isfinite().all()
+    # PCA's axes are arbitrary where eigenvalues repeat, and its gradient has a pole there: finite is all there is.
+    if solver != "pca" and eps == 1e-2:
+        for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+            assert (actual - exact).abs().max() <= 2e-3 * max(1, exact.abs().max())
+
+
+@pytest.mark.parametrize("solver", ALL_SOLVERS, ids=str)
+def test_tokens_of_zeros(solver):
+    layer = whitenorm.LayerWhitening(12, 4, solver)
+    results, _ = run(layer, torch.zeros(2, 3, 12))
+    assert all(result.isfinite().all() for result in results)
+
+
+def test_zero_eps_and_a_dead_channel():
+    """Without ε the floors of the solvers are what is left."""
+    for solver in ALL_SOLVERS:
+        results, _ = run(whitenorm.BatchWhitening(4, solver=solver, eps=0.0), torch.zeros(8, 4))
+        assert all(result.isfinite().all() for result in results), solver
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_autocast(name, dtype, device):
+    """Half inputs from a layer under autocast, and float32 inputs, are whitened as they are outside of it."""
+    torch.manual_seed(0)
+    layer = channel_layers(12, device=device)[name]
+    for x in (torch.randn(4, 12, 5, 5, device=device), torch.randn(4, 12, 5, 5, device=device).to(dtype)):
+        with torch.autocast(device, dtype=dtype):
+            y = layer(x)
+        assert y.dtype == x.dtype
+        assert_close(y, layer(x), torch.float64)
+
+
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_half_layers(name):
+    """A layer moved to bfloat16 as a whole trains and infers."""
+    torch.manual_seed(0)
+    layer = channel_layers(12)[name].to(torch.bfloat16)
+    x = torch.randn(8, 12, 5, 5)
+    for _ in range(3):
+        results, _ = run(layer, x.to(torch.bfloat16))
+        assert all(result.dtype == torch.bfloat16 and result.isfinite().all() for result in results)
+    assert layer.eval()(x.to(torch.bfloat16)).isfinite().all()
+
+
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("population", ["whitening", "covariance"])
+def test_nan_shows(solver, population):
+    """In the output, the gradient and the running statistics, as with BatchNorm; nothing raises."""
+    layer = whitenorm.BatchWhitening(4, 2, solver, population=population)
+    x = torch.randn(8, 4)
+    x[3, 1] = torch.nan
+    results, _ = run(layer, x)
+    assert results[0][:, :2].isnan().all()
+    assert results[1][:, :2].isnan().all()
+    assert results[0][:, 2:].isfinite().all()
+    assert results[1][:, 2:].isfinite().all()
+    assert layer.running_mean[1].isnan()
+    assert layer._population()[1][0].isnan().any()
+    assert layer._population()[1][1].isfinite().all()
+    assert layer.eval()(torch.randn(8, 4))[:, :2].isnan().any()
+
+
+def test_empty_batches_pass_at_inference():
+    for name, layer in batch_layers(6).items():
+        if name != "bw-untracked":
+            assert layer.eval()(torch.randn(0, 6, 3, 3)).shape == (0, 6, 3, 3)
+            assert layer(torch.randn(0, 6)).shape == (0, 6)
+    assert whitenorm.GroupWhitening(3, 6)(torch.randn(0, 6, 3, 3)).shape == (0, 6, 3, 3)
+    assert whitenorm.LayerWhitening(6, 3)(torch.randn(0, 5, 6)).shape == (0, 5, 6)
