@@ -1,0 +1,27 @@
+"""The package as a whole: what it exports, and that torch is all it needs."""
+
+import subprocess
+import sys
+
+import whitenorm
+
+
+def test_exports():
+    for name in whitenorm.__all__:
+        assert hasattr(whitenorm, name)
+
+
+def test_the_library_imports_torch_alone():
+    """Neither the lab's packages nor numpy are needed to import and use the layers."""
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"matplotlib", "rich", "tyro"}:
+            raise ModuleNotFoundError(f"refused: {name}", name=name)
+sys.meta_path.insert(0, Refuse())
+import torch, whitenorm
+whitenorm.IterNorm(8)(torch.randn(4, 8, 3, 3)).sum().backward()
+assert not any(name.startswith("whitenorm.lab") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
