@@ -1,7 +1,9 @@
 """The package as a whole: what it exports, and that torch is all it needs."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import whitenorm
 
@@ -15,6 +17,7 @@ def test_the_library_imports_torch_alone():
     """Neither the lab's packages nor numpy are needed to import and use the layers."""
     code = """
 import sys
+from pathlib import Path
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"matplotlib", "rich", "tyro"}:
@@ -25,3 +28,10 @@ whitenorm.IterNorm(8)(torch.randn(4, 8, 3, 3)).sum().backward()
 assert not any(name.startswith("whitenorm.lab") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_the_readmes_examples_run():
+    readme = Path(__file__).parent.parent / "README.md"
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 3
+    exec("\n".join(blocks), {})
