@@ -32,8 +32,9 @@ LAYERS = {
     "SW zca": lambda: whitenorm.SwitchableWhitening(64, solver="zca"),
     "SW five": lambda: whitenorm.SwitchableWhitening(64, statistics=("bw", "iw", "bn", "in", "ln")),
     "IW": lambda: whitenorm.InstanceWhitening(64, 16),
-    "GW": lambda: whitenorm.GroupWhitening(16, 64, affine=False),
-    "GW zca": lambda: whitenorm.GroupWhitening(16, 64, "zca", affine=False),
+    "GW": lambda: whitenorm.GroupWhitening(16, 64),
+    "GW zca": lambda: whitenorm.GroupWhitening(16, 64, "zca"),
+    "GW plain": lambda: whitenorm.GroupWhitening(16, 64, affine=False),
 }
 
 
@@ -42,17 +43,9 @@ LAYERS = {
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_training_keeps_less_than_a_third_of_the_input(name, memory_format, dtype, device):
-    if name.startswith("GW") and memory_format == torch.channels_last:
-        pytest.skip("a group's row is not one run of memory in channels-last: GW copies it")
     x = torch.randn(16, 64, 16, 16, device=device).to(dtype=dtype, memory_format=memory_format)
     kept = saved_bytes(LAYERS[name]().to(device), x.requires_grad_())
     assert kept < 0.3 * x.nbytes
-
-
-@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
-def test_group_whitening_with_affine_keeps_its_normalised_output_too(solver):
-    x = torch.randn(16, 64, 16, 16, requires_grad=True)
-    assert saved_bytes(whitenorm.GroupWhitening(16, 64, solver), x) < 1.1 * x.nbytes
 
 
 @pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-sigma", "bw-plain"])

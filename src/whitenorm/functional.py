@@ -18,8 +18,8 @@ from whitenorm.core.check import (
     check_statistics,
     fit_group_size,
 )
-from whitenorm.core.layout import expand_channels, join_channels, join_sample, split_channels, split_sample
-from whitenorm.core.pooling import BATCH_STATISTICS, SAMPLE_STATISTICS, Mixing
+from whitenorm.core.layout import channel_groups, sample_groups
+from whitenorm.core.pooling import BATCH_STATISTICS, Mixing, only_batch
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.core.whiten import Method
 from whitenorm.core.whiten import whiten as whiten_groups
@@ -75,12 +75,11 @@ def batch_whitening(
     check_population(population)
     if training:
         check_batch(input)
-        x = split_channels(input, groups, pooled=True)
-        parameters = _grouped(weight, x), _grouped(bias, x)
-        y, mean, cov, whitening = whiten_groups(x, Method(("bw",), as_solver(solver), eps), *parameters)
+        method = Method(channel_groups(input, groups, pooled=True), ("bw",), as_solver(solver), eps)
+        y, mean, cov, whitening = whiten_groups(input, method, weight, bias)
         update_running(running_mean, mean, momentum)
         update_running(running_matrix, whitening if population == "whitening" else cov, momentum)
-        return join_channels(y, input)
+        return y
     if running_mean is None or running_matrix is None:
         raise ValueError(
             "expected running_mean and running_matrix when training=False (got None); pass them, or training=True"
@@ -118,10 +117,8 @@ def instance_whitening(
     """
     groups = _check(input, eps, group_size, weight, bias)
     check_positions(input, "channel", math.prod(input.shape[2:]))
-    x = split_channels(input, groups, pooled=False)
-    parameters = _grouped(weight, x), _grouped(bias, x)
-    y = whiten_groups(x, Method(("iw",), as_solver(solver), eps), *parameters).y
-    return join_channels(y, input)
+    method = Method(channel_groups(input, groups, pooled=False), ("iw",), as_solver(solver), eps)
+    return whiten_groups(input, method, weight, bias).y
 
 
 def group_whitening(
@@ -156,10 +153,9 @@ def group_whitening(
     """
     _check(input, eps, None, weight, bias)
     check_divides("num_groups", num_groups, "channels", input.shape[1])
-    x = split_sample(input, num_groups)
-    check_positions(input, "group", x.shape[-1])
-    y = whiten_groups(x, Method(("iw",), as_solver(solver), eps)).y
-    return _scale_channels(join_sample(y, input), weight, bias)
+    check_positions(input, "group", math.prod(input.shape[1:]) // num_groups)
+    method = Method(sample_groups(input, num_groups), ("iw",), as_solver(solver), eps)
+    return whiten_groups(input, method, weight, bias).y
 
 
 def switchable_whitening(
@@ -206,26 +202,26 @@ def switchable_whitening(
     check_statistics(statistics)
     _check_mixing("mean_logits", mean_logits, statistics)
     _check_mixing("cov_logits", cov_logits, statistics)
-    method = Method(tuple(statistics), as_solver(solver), eps)
+    statistics = tuple(statistics)
+    layout = channel_groups(input, groups, only_batch(statistics))
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
     if uses_batch and training:
         check_batch(input)
-    if any(name in SAMPLE_STATISTICS for name in statistics):
+    if not only_batch(statistics):
         check_positions(input, "channel", math.prod(input.shape[2:]))
-    x = split_channels(input, groups, method.pooled)
     population = None
     if uses_batch and not training:
         if running_mean is None or running_cov is None:
             raise ValueError(
                 "expected running_mean and running_cov when training=False (got None); pass them, or training=True"
             )
-        population = running_mean.reshape(1, *x.shape[1:3]), running_cov.unsqueeze(0)
-    parameters = _grouped(weight, x), _grouped(bias, x)
-    y, mean, cov, _ = whiten_groups(x, method, *parameters, Mixing(mean_logits, cov_logits), population)
+        population = layout.parameter(running_mean).unsqueeze(0), running_cov.unsqueeze(0)
+    method, mixing = Method(layout, statistics, as_solver(solver), eps), Mixing(mean_logits, cov_logits)
+    y, mean, cov, _ = whiten_groups(input, method, weight, bias, mixing, population)
     if uses_batch and training:
         update_running(running_mean, mean, momentum)
         update_running(running_cov, cov, momentum)
-    return join_channels(y, input)
+    return y
 
 
 def whiten(
@@ -265,8 +261,8 @@ def whiten(
     if not 0 <= correction < input.shape[0]:
         raise ValueError(f"expected correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
     scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
-    method = Method(("bw",), as_solver(solver), eps, scale)
-    return join_channels(whiten_groups(split_channels(input, groups, pooled=True), method).y, input)
+    method = Method(channel_groups(input, groups, pooled=True), ("bw",), as_solver(solver), eps, scale)
+    return whiten_groups(input, method).y
 
 
 def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:
@@ -295,22 +291,11 @@ def _fixed_whitening(
 ) -> Tensor:
     """The affine map of given statistics, differentiated as just that."""
     with no_autocast(input):
-        x = split_channels(input, group_size, pooled=True)
+        layout = channel_groups(input, group_size, pooled=True)
         wide = compute_dtype(input.dtype)
-        parameters = (None if tensor is None else tensor.to(wide) for tensor in (weight, bias))
-        mean = mean.to(wide).reshape(x.shape[1:3])
-        affine = fold(whitening.to(wide), mean, *(_grouped(parameter, x) for parameter in parameters))
-        return join_channels(apply(x.to(wide), affine).to(input.dtype), input)
-
-
-def _scale_channels(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """γ·y + β where they vary within a whitened row, and so do not fold into its matrix."""
-    scale, shift = (None if tensor is None else expand_channels(tensor, y).to(y.dtype) for tensor in (weight, bias))
-    if scale is not None and shift is not None:
-        return torch.addcmul(shift, y, scale)
-    if scale is not None:
-        return y * scale
-    return y if shift is None else y + shift
+        weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
+        affine = fold(whitening.to(wide), layout.parameter(mean.to(wide)), weight, bias)
+        return layout.join(apply(layout.split(input.to(wide)), affine), input).to(input.dtype)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:
@@ -330,7 +315,3 @@ def _check_mixing(name: str, logits: Tensor, statistics: tuple[str, ...]) -> Non
             f"expected {name} of shape ({len(statistics)},), one entry for each of {tuple(statistics)} "
             f"(got {tuple(logits.shape)})"
         )
-
-
-def _grouped(parameter: Tensor | None, x: Tensor) -> Tensor | None:
-    return None if parameter is None else parameter.reshape(x.shape[1:3])

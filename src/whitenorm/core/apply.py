@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from whitenorm.core.layout import expand_channels
 from whitenorm.core.moments import outer
 from whitenorm.core.pooling import LinearMap
 
@@ -38,6 +39,8 @@ def apply(x: Tensor, affine: Affine) -> Tensor:
 
 
 class FoldGradients(NamedTuple):
+    """Of W and μ in their shapes, and of γ and β as ``(C,)``."""
+
     whitening: Tensor
     mean: Tensor
     weight: Tensor | None
@@ -56,8 +59,8 @@ def fold_backward(
     return FoldGradients(
         whitening=grad_whitening,
         mean=-(matrix.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
-        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)),
-        bias=None if bias is None else grad_offset.sum(0),
+        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).flatten(),
+        bias=None if bias is None else grad_offset.sum(0).flatten(),
     )
 
 
@@ -67,6 +70,24 @@ def input_gradient(grad: Tensor, x: Tensor, matrix: Tensor, statistics: LinearMa
     through = statistics.matrix.expand(*x.shape[:2], -1, -1)
     total.flatten(0, 1).baddbmm_(through.flatten(0, 1), x.flatten(0, 1))
     return total.add_(statistics.offset.unsqueeze(-1))
+
+
+def scale_channels(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """γ·y + β where they vary within a whitened row, and so do not fold into its matrix; y is ``(N, C, ...)``."""
+    if weight is not None:
+        y = y * expand_channels(weight, y)
+    return y if bias is None else y + expand_channels(bias, y)
+
+
+def scale_channels_backward(
+    grad: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of y, γ and β; y is needed for γ's alone."""
+    dims = [0, *range(2, grad.ndim)]
+    grad_bias = None if bias is None else grad.sum(dims)
+    if weight is None or y is None:
+        return grad, None, grad_bias
+    return grad * expand_channels(weight, grad), (grad * y).sum(dims), grad_bias
 
 
 def _left_product(matrix: Tensor, x: Tensor) -> Tensor:

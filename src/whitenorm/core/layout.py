@@ -1,60 +1,77 @@
 """The view ``x[N, G, K, L]`` of every input layout: the only place that knows how tensors lie in memory.
 
-N samples, G groups, K features whitened together, L positions. No view copies unless a strided input leaves no choice.
+N samples, G groups, K features whitened together, L positions. No view copies unless the strides leave no choice.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from torch import Tensor
 
 
-def split_channels(x: Tensor, group_size: int, pooled: bool) -> Tensor:
-    """``(N, C, ...)`` as ``(N, C / group_size, group_size, L)``: groups of neighbouring channels.
+class Layout(NamedTuple):
+    """How an input ``(N, C, ...)`` is seen as ``x[N, G, K, L]``, and back.
 
-    With ``pooled``, statistics are over the samples too. Where the channels lie last in memory, as in ``(N, C)`` and
-    channels-last inputs, all samples are then one run of rows, ``(1, G, K, N·L)``.
+    ``groups`` is G and ``features`` is K. ``across`` tells what the K features are: the channels of a group, or, in
+    Group Whitening, the groups of a sample. ``rows`` says that neighbouring channels are neighbours in memory; if all
+    samples are ``pooled`` in one statistic, they are then one long run of rows, ``(1, G, K, N·L)``.
+    """
+
+    groups: int
+    features: int
+    rows: bool
+    pooled: bool = False
+    across: bool = False
+
+    def split(self, x: Tensor) -> Tensor:
+        """``(N, C, ...)`` as ``(N, G, K, L)``."""
+        n, channels, *positions = x.shape
+        length = math.prod(positions)
+        if self.across or not self.rows:
+            return x.reshape(n, self.groups, self.features, channels * length // (self.groups * self.features))
+        rows = (1, n * length) if self.pooled else (n, length)
+        return x.movedim(1, -1).reshape(*rows, self.groups, self.features).permute(0, 2, 3, 1)
+
+    def join(self, y: Tensor, like: Tensor) -> Tensor:
+        """Undo :meth:`split`: the shape of ``like``, which this layout was made for, and its memory format."""
+        if not self.rows:
+            return y.reshape(like.shape)
+        n, channels, *positions = like.shape
+        rows = y.reshape(n, channels, *positions).movedim(1, -1) if self.across else y.permute(0, 3, 1, 2)
+        return rows.reshape(n, *positions, channels).contiguous().movedim(-1, 1)
+
+    def parameter(self, vector: Tensor) -> Tensor:
+        """A per-channel vector ``(C,)`` as ``(G, K)``; only where the features are channels."""
+        return vector.reshape(self.groups, self.features)
+
+
+def channel_groups(x: Tensor, group_size: int, pooled: bool) -> Layout:
+    """Groups of neighbouring channels, whitened over positions, and with ``pooled`` over samples.
 
     Example::
 
-        >>> split_channels(torch.zeros(2, 6, 5, 5), 3, pooled=True).shape
+        >>> x = torch.zeros(2, 6, 5, 5)
+        >>> channel_groups(x, 3, pooled=True).split(x).shape
         torch.Size([2, 2, 3, 25])
-        >>> split_channels(torch.zeros(8, 6), 3, pooled=True).shape
+        >>> x = torch.zeros(8, 6)
+        >>> channel_groups(x, 3, pooled=True).split(x).shape
         torch.Size([1, 2, 3, 8])
     """
-    n, channels, *positions = x.shape
-    length = math.prod(positions)
-    groups = (channels // group_size, group_size)
-    if not channels_last(x):
-        return x.reshape(n, *groups, length)
-    rows = (1, n * length) if pooled else (n, length)
-    return x.movedim(1, -1).reshape(*rows, *groups).permute(0, 2, 3, 1)
+    return Layout(x.shape[1] // group_size, group_size, channels_last(x), pooled)
 
 
-def split_sample(x: Tensor, num_groups: int) -> Tensor:
-    """``(N, C, ...)`` as ``(N, 1, num_groups, L)``: each group's channels and positions in a row, as in GroupNorm.
+def sample_groups(x: Tensor, num_groups: int) -> Layout:
+    """Each group's channels and positions in a row, and the rows of a sample whitened against each other.
 
     Example::
 
-        >>> split_sample(torch.zeros(2, 6, 5, 5), 3).shape
+        >>> x = torch.zeros(2, 6, 5, 5)
+        >>> sample_groups(x, 3).split(x).shape
         torch.Size([2, 1, 3, 50])
     """
-    return x.reshape(x.shape[0], 1, num_groups, math.prod(x.shape[1:]) // num_groups)
-
-
-def join_channels(y: Tensor, like: Tensor) -> Tensor:
-    """Undo :func:`split_channels`: the shape and memory format of ``like``."""
-    if not channels_last(like):
-        return y.reshape(like.shape)
-    n, channels, *positions = like.shape
-    return y.permute(0, 3, 1, 2).reshape(n, *positions, channels).movedim(-1, 1)
-
-
-def join_sample(y: Tensor, like: Tensor) -> Tensor:
-    """Undo :func:`split_sample`: the shape and memory format of ``like``."""
-    y = y.reshape(like.shape)
-    return y.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last(like) else y
+    return Layout(1, num_groups, channels_last(x), across=True)
 
 
 def channels_last(x: Tensor) -> bool:

@@ -14,6 +14,11 @@ BATCH_STATISTICS = ("bw", "bn")
 SAMPLE_STATISTICS = ("iw", "in", "ln")
 
 
+def only_batch(statistics: tuple[str, ...]) -> bool:
+    """Whether none of the statistics is a sample's own."""
+    return not any(name in SAMPLE_STATISTICS for name in statistics)
+
+
 class Pooled(NamedTuple):
     """The statistics to whiten with, ``(B, G, K)`` and ``(B, G, K, K)``, and those they were pooled from."""
 

@@ -7,9 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import apply, fold, fold_backward, input_gradient
+from whitenorm.core.apply import (
+    apply,
+    fold,
+    fold_backward,
+    input_gradient,
+    scale_channels,
+    scale_channels_backward,
+)
+from whitenorm.core.layout import Layout
 from whitenorm.core.moments import Moments, moments
-from whitenorm.core.pooling import SAMPLE_STATISTICS, Mixing, Pooled, pool, pool_backward
+from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
 from whitenorm.solvers.base import Solver, symmetric
 
@@ -17,9 +25,11 @@ from whitenorm.solvers.base import Solver, symmetric
 class Method(NamedTuple):
     """A method: a choice at each step.
 
-    ``statistics`` are pooled, the covariance becomes ``scale``·Σ + ``eps``·I, and ``solver`` turns it into a matrix.
+    ``layout`` says what is whitened together, ``statistics`` are pooled, the covariance becomes
+    ``scale``·Σ + ``eps``·I, and ``solver`` turns it into a matrix.
     """
 
+    layout: Layout
     statistics: tuple[str, ...]
     solver: Solver
     eps: float
@@ -28,11 +38,11 @@ class Method(NamedTuple):
     @property
     def pooled(self) -> bool:
         """Whether moments are needed over the batch only."""
-        return not any(name in SAMPLE_STATISTICS for name in self.statistics)
+        return only_batch(self.statistics)
 
 
 class Whitened(NamedTuple):
-    """The output ``y[N, G, K, L]``, and what running statistics are made of: batch moments and whitening matrix."""
+    """The output, and what running statistics are made of: batch mean, covariance and whitening matrix."""
 
     y: Tensor
     mean: Tensor
@@ -48,15 +58,15 @@ def whiten(
     mixing: Mixing | None = None,
     population: tuple[Tensor, Tensor] | None = None,
 ) -> Whitened:
-    r"""Whiten ``x[N, G, K, L]``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
+    r"""Whiten ``(N, C, ...)``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
 
     Statistics and matrices are computed in float32 at least; y has the dtype of x. Kept for backward: x, and per
     covariance one matrix for the solver and, for mixed statistics, the covariance itself.
 
     Args:
-        x: any strides; a view from :mod:`whitenorm.core.layout`.
+        x: of any strides.
         method: the method.
-        weight, bias: γ and β, ``(G, K)``.
+        weight, bias: γ and β, ``(C,)``.
         mixing: of several statistics.
         population: mean ``(1, G, K)`` and covariance ``(1, G, K, K)`` in place of the batch's; constants.
     """
@@ -79,10 +89,13 @@ class _Given(NamedTuple):
     population_mean: Tensor | None
     population_cov: Tensor | None
 
-    def widened(self) -> _Given:
-        """The same in the dtype of computation."""
+    def prepared(self, layout: Layout) -> _Given:
+        """The same in the dtype of computation, x as ``[N, G, K, L]``, and γ and β as ``(G, K)`` where they fold."""
         dtype = compute_dtype(self.x.dtype)
-        return _Given._make(None if tensor is None else tensor.to(dtype) for tensor in self)
+        x, weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self)
+        if not layout.across:
+            weight, bias = (None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias))
+        return _Given(layout.split(x), weight, bias, *rest)
 
     @property
     def mixing(self) -> Mixing | None:
@@ -97,20 +110,27 @@ class _Given(NamedTuple):
         return Moments(self.population_mean, self.population_cov, number=0)
 
 
-def _statistics(given: _Given, method: Method) -> tuple[Pooled, Tensor]:
+def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
-    pooled = pool(moments(given.x, method.pooled), method.statistics, given.mixing, given.population)
+    pooled = pool(moments(prepared.x, method.pooled), method.statistics, prepared.mixing, prepared.population)
     identity = torch.eye(pooled.cov.shape[-1], dtype=pooled.cov.dtype, device=pooled.cov.device)
     return pooled, method.scale * pooled.cov + method.eps * identity
 
 
+def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
+    """Apply: y in the shape, memory format and dtype of x."""
+    if not layout.across:
+        y = apply(prepared.x, fold(whitening, mean, prepared.weight, prepared.bias))
+        return layout.join(y, x).to(x.dtype)
+    y = layout.join(apply(prepared.x, fold(whitening, mean, None, None)), x)
+    return scale_channels(y, prepared.weight, prepared.bias).to(x.dtype)
+
+
 def _differentiable(given: _Given, method: Method) -> Tensor:
     """The same y, as a graph of differentiable operations: what a second derivative is taken of."""
-    dtype = given.x.dtype
-    given = given.widened()
-    pooled, cov = _statistics(given, method)
-    whitening = method.solver.differentiable(cov)
-    return apply(given.x, fold(whitening, pooled.mean, given.weight, given.bias)).to(dtype)
+    prepared = given.prepared(method.layout)
+    pooled, cov = _statistics(prepared, method)
+    return _output(given.x, prepared, method.layout, method.solver.differentiable(cov), pooled.mean)
 
 
 class _Whiten(torch.autograd.Function):
@@ -125,14 +145,15 @@ class _Whiten(torch.autograd.Function):
     @staticmethod
     def forward(*inputs):  # type: ignore[no-untyped-def]
         *tensors, method = inputs
-        with no_autocast(tensors[0]):
-            given = _Given(*tensors).widened()
-            pooled, cov = _statistics(given, method)
+        x = tensors[0]
+        with no_autocast(x):
+            prepared = _Given(*tensors).prepared(method.layout)
+            pooled, cov = _statistics(prepared, method)
             whitening, found = method.solver.solve(cov)
-            y = apply(given.x, fold(whitening, pooled.mean, given.weight, given.bias)).to(tensors[0].dtype)
-        if given.mixing is None:
+            y = _output(x, prepared, method.layout, whitening, pooled.mean)
+        if prepared.mixing is None:
             return y, whitening, cov, pooled.mean, pooled.cov, *found
-        batch = () if given.population else pooled.batch[:2]
+        batch = () if prepared.population else pooled.batch[:2]
         return y, whitening, cov, pooled.mean, *pooled.sample[:2], *batch, *found
 
     @staticmethod
@@ -164,36 +185,46 @@ def _backward(
     given: _Given, method: Method, kept: tuple[Tensor, ...], grad: Tensor, needs_x: bool
 ) -> list[Tensor | None]:
     """Gradients of x, weight, bias and the mixing logits."""
-    dtype = given.x.dtype
-    given = given.widened()
-    x, weight, bias, *_ = given
+    layout = method.layout
+    prepared = given.prepared(layout)
+    x, weight, bias, *_ = prepared
     grad = grad.to(x.dtype)
-    mean, sample, batch, solver = _unpack(given, method, kept)
+    mean, sample, batch, solver = _unpack(prepared, method, kept)
     whitening, pullback = method.solver.vjp(*solver)
+    grad_weight = grad_bias = None
+    if layout.across:
+        y = None if weight is None else layout.join(apply(x, fold(whitening, mean, None, None)), given.x)
+        grad, grad_weight, grad_bias = scale_channels_backward(grad, y, weight, bias)
+        weight = bias = None
+    grad = layout.split(grad)
     folded = fold_backward(grad, x, whitening, mean, weight, bias)
     grad_cov = method.scale * symmetric(pullback(folded.whitening))
     through, mixing = pool_backward(
-        sample, batch, method.statistics, given.mixing, folded.mean, grad_cov, given.population is not None
+        sample, batch, method.statistics, prepared.mixing, folded.mean, grad_cov, prepared.population is not None
     )
-    matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
-    grad_x = input_gradient(grad, x, matrix, through).to(dtype) if needs_x else None
-    return [grad_x, folded.weight, folded.bias, *(mixing or (None, None))]
+    grad_x = None
+    if needs_x:
+        matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
+        grad_x = layout.join(input_gradient(grad, x, matrix, through), given.x).to(given.x.dtype)
+    if not layout.across:
+        grad_weight, grad_bias = folded.weight, folded.bias
+    return [grad_x, grad_weight, grad_bias, *(mixing or (None, None))]
 
 
 def _unpack(
-    given: _Given, method: Method, kept: tuple[Tensor, ...]
+    prepared: _Given, method: Method, kept: tuple[Tensor, ...]
 ) -> tuple[Tensor, Moments, Moments, tuple[Tensor, ...]]:
     """The pooled mean, the moments of samples and batch, and the solver's tensors."""
     mean, *rest = kept
-    n, _, _, positions = given.x.shape
+    n, _, _, positions = prepared.x.shape
     number = n * positions if method.pooled else positions
-    if given.mixing is None:
+    if prepared.mixing is None:
         # The covariance itself plays no part in the gradient of a single statistic.
         single = Moments(mean, mean, number)
         return mean, single, single, tuple(rest)
     sample = Moments(rest[0], rest[1], number)
-    if given.population is not None:
-        return mean, sample, given.population, tuple(rest[2:])
+    if prepared.population is not None:
+        return mean, sample, prepared.population, tuple(rest[2:])
     return mean, sample, Moments(rest[2], rest[3], n * positions), tuple(rest[4:])
 
 
