@@ -92,10 +92,10 @@ class _Given(NamedTuple):
     def prepared(self, layout: Layout) -> _Given:
         """The same in the dtype of computation, x as ``[N, G, K, L]``, and γ and β as ``(G, K)`` where they fold."""
         dtype = compute_dtype(self.x.dtype)
-        x, weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self)
+        weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self[1:])
         if not layout.across:
             weight, bias = (None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias))
-        return _Given(layout.split(x), weight, bias, *rest)
+        return _Given(layout.split(self.x.to(dtype)), weight, bias, *rest)
 
     @property
     def mixing(self) -> Mixing | None:
