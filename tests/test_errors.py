@@ -52,6 +52,12 @@ def test_wrong_rank(make, shape):
         make(12)(torch.randn(shape))
 
 
+def test_token_shape_is_made_of_whole_numbers():
+    for shape in (12.0, (3, 0), ()):
+        with pytest.raises(ValueError, match="normalized_shape to be a whole number"):
+            whitenorm.LayerWhitening(shape, 3)
+
+
 def test_wrong_token_shape_points_to_group_whitening():
     layer = whitenorm.LayerWhitening(12, 4)
     with pytest.raises(ValueError, match=r"\(\.\.\., 12\) \(got \(2, 12, 5\)\).* use GroupWhitening"):
@@ -72,8 +78,9 @@ def test_unknown_statistic_lists_the_known_ones():
         whitenorm.SwitchableWhitening(12, statistics=("bw", "bw"))
     with pytest.raises(ValueError, match="a tuple of"):
         whitenorm.SwitchableWhitening(12, statistics="bw")
-    with pytest.raises(ValueError, match="a tuple of"):
-        whitenorm.SwitchableWhitening(12, statistics=())
+    for statistics in ((), {"bw", "iw"}):
+        with pytest.raises(ValueError, match="a tuple of"):
+            whitenorm.SwitchableWhitening(12, statistics=statistics)
 
 
 def test_unknown_population_lists_the_known_ones():
@@ -120,15 +127,17 @@ def test_input_that_is_not_floating_point(dtype):
         whitenorm.LayerWhitening(12, 4)(torch.ones(4, 12, dtype=dtype))
 
 
-@pytest.mark.parametrize("eps", [-1e-5, float("nan")])
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf"), "1e-5", None])
 def test_eps(eps):
-    with pytest.raises(ValueError, match="eps to be at least 0"):
+    with pytest.raises(ValueError, match="expected eps from 0 to"):
         whitenorm.IterNorm(12, eps=eps)
-    with pytest.raises(ValueError, match="eps to be at least 0"):
+    with pytest.raises(ValueError, match="expected eps from 0 to"):
         functional.whiten(torch.randn(4, 3), eps=eps)
+    with pytest.raises(ValueError, match="expected eps from 0 to 1 "):
+        functional.whiten(torch.randn(4, 3), eps=2.0, shrinkage=True)
 
 
-@pytest.mark.parametrize("momentum", [-0.1, 1.5])
+@pytest.mark.parametrize("momentum", [-0.1, 1.5, "a"])
 def test_momentum(momentum):
     with pytest.raises(ValueError, match="momentum from 0 to 1"):
         whitenorm.IterNorm(12, momentum=momentum)
@@ -144,9 +153,15 @@ def test_functions_say_what_they_miss():
         functional.switchable_whitening(x, torch.zeros(3), torch.zeros(2), training=True)
     with pytest.raises(ValueError, match=r"weight of shape \(12,\), one a channel \(got \(3,\)\)"):
         functional.batch_whitening(x, weight=torch.ones(3), training=True)
+    for training in (True, False):
+        with pytest.raises(ValueError, match=r"running_matrix of shape \(3, 4, 4\), .* \(got \(4, 4\)\)"):
+            functional.batch_whitening(x, torch.zeros(12), torch.eye(4), training=training, group_size=4)
+        with pytest.raises(ValueError, match=r"running_mean of shape \(12,\)"):
+            functional.batch_whitening(x, torch.zeros(5), torch.zeros(1, 12, 12), training=training)
     with pytest.raises(ValueError, match=r"a matrix \(N, D\) \(got shape \(4, 12, 3\)\)"):
         functional.whiten(x)
-    with pytest.raises(ValueError, match="correction from 0 to N - 1 = 3"):
-        functional.whiten(x[:, :, 0], correction=4)
+    for correction in (4, 0.5):
+        with pytest.raises(ValueError, match="whole correction from 0 to N - 1 = 3"):
+            functional.whiten(x[:, :, 0], correction=correction)
     with pytest.raises(ValueError, match="Expected more than 1 value"):
         functional.whiten(x[:1, :, 0])

@@ -59,6 +59,17 @@ def test_a_users_function_as_solver():
     assert_close(layer(x), builtin(x), torch.float64)
 
 
+def test_a_users_solver_that_reads_one_triangle():
+    """Its gradient is not symmetric; the covariance's is."""
+
+    def solver(cov):
+        return torch.diag_embed(cov[..., 0, :].abs() + 1)
+
+    function, parameters = as_function(whitenorm.BatchWhitening(4, solver=solver, dtype=torch.float64))
+    x = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (x, *parameters))
+
+
 def whitened(x, solver, **options):
     """y and the gradient that the layer gives x for a random gradient of y, without γ and β."""
     layer = whitenorm.BatchWhitening(x.shape[1], solver=solver, affine=False, dtype=x.dtype, **options)

@@ -48,9 +48,10 @@ def test_training_keeps_less_than_a_third_of_the_input(name, memory_format, dtyp
     assert kept < 0.3 * x.nbytes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-sigma", "bw-plain"])
-def test_inference_keeps_nothing_but_matrices(name):
-    x = torch.randn(16, 12, 16, 16, requires_grad=True)
+def test_inference_keeps_nothing_but_matrices(name, dtype):
+    x = torch.randn(16, 12, 16, 16).to(dtype).requires_grad_()
     assert saved_bytes(channel_layers(12)[name].eval(), x) < 0.3 * x.nbytes
 
 

@@ -3,7 +3,7 @@
 import pytest
 import reference
 import torch
-from cases import CHANNEL_LAYERS, DEVICES, LAYOUTS, assert_close, batch_layers, channel_layers, twin
+from cases import CHANNEL_LAYERS, DEVICES, LAYOUTS, MIX, batch_layers, channel_layers, twin
 
 import whitenorm
 from whitenorm.core.layout import channel_groups
@@ -123,18 +123,36 @@ def test_zero_eps_and_a_dead_channel():
         assert all(result.isfinite().all() for result in results), solver
 
 
+@pytest.mark.parametrize("solver", ALL_SOLVERS, ids=str)
+def test_zero_eps_and_a_rank_deficient_batch(solver):
+    """What lies below the precision of the largest eigenvalue is not blown up: W stays below 1/√(precision·λ)."""
+    torch.manual_seed(0)
+    x = torch.randn(500, 8) @ torch.randn(8, 32)
+    layer = whitenorm.BatchWhitening(32, solver=solver, eps=0.0)
+    results, _ = run(layer, x)
+    assert all(result.isfinite().all() for result in results)
+    largest = torch.linalg.eigvalsh(torch.cov(x.T)).max()
+    assert layer.running_whitening.abs().max() <= 0.2 / (torch.finfo(torch.float32).eps * largest).sqrt()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", CHANNEL_LAYERS)
-def test_autocast(name, dtype, device):
+def test_autocast(name, training, dtype, device):
     """Half inputs from a layer under autocast, and float32 inputs, are whitened as they are outside of it."""
     torch.manual_seed(0)
-    layer = channel_layers(12, device=device)[name]
+    layer = channel_layers(12, device=device)[name].train(training)
     for x in (torch.randn(4, 12, 5, 5, device=device), torch.randn(4, 12, 5, 5, device=device).to(dtype)):
+        inside, outside = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y = layer(outside)
+        y.backward(torch.ones_like(y).cumsum(-1))
         with torch.autocast(device, dtype=dtype):
-            y = layer(x)
-        assert y.dtype == x.dtype
-        assert_close(y, layer(x), torch.float64)
+            y_inside = layer(inside)
+            y_inside.backward(torch.ones_like(y).cumsum(-1))
+        assert y_inside.dtype == x.dtype
+        assert torch.equal(y_inside, y)
+        assert torch.equal(inside.grad, outside.grad)
 
 
 @pytest.mark.parametrize("name", CHANNEL_LAYERS)
@@ -172,5 +190,6 @@ def test_empty_batches_pass_at_inference():
         if name != "bw-untracked":
             assert layer.eval()(torch.randn(0, 6, 3, 3)).shape == (0, 6, 3, 3)
             assert layer(torch.randn(0, 6)).shape == (0, 6)
-    assert whitenorm.GroupWhitening(3, 6)(torch.randn(0, 6, 3, 3)).shape == (0, 6, 3, 3)
+    for layer in (whitenorm.GroupWhitening(3, 6), whitenorm.SwitchableWhitening(6, 3, MIX).eval()):
+        assert layer(torch.randn(0, 6, 3, 3)).shape == (0, 6, 3, 3)
     assert whitenorm.LayerWhitening(6, 3)(torch.randn(0, 5, 6)).shape == (0, 5, 6)

@@ -147,13 +147,15 @@ def test_whiten_is_batch_whitening_of_a_matrix(solver):
     assert_close(whiten(x, group_size=3, solver=solver), layer(x), FLOAT64)
 
 
-def test_whiten_with_the_conventions_of_w_mse():
+@pytest.mark.parametrize("correction", [0, 1, 3])
+@pytest.mark.parametrize("shrinkage", [True, False])
+def test_whiten_with_the_conventions_of_w_mse(correction, shrinkage):
     """Unbiased covariance, shrunk towards I, by Cholesky: spelled out."""
-    x = torch.randn(20, 6, dtype=FLOAT64, requires_grad=True)
-    eps = 0.05
-    cov = (1 - eps) * torch.cov(x.T) + eps * torch.eye(6)
+    x = torch.randn(13, 6, dtype=FLOAT64, requires_grad=True)
+    eps = 0.2
+    cov = (1 - eps if shrinkage else 1) * torch.cov(x.T, correction=correction) + eps * torch.eye(6)
     expected = (x - x.mean(0)) @ torch.linalg.inv(torch.linalg.cholesky(cov)).T
-    actual = whiten(x, solver="cholesky", eps=eps, correction=1, shrinkage=True)
+    actual = whiten(x, solver="cholesky", eps=eps, correction=correction, shrinkage=shrinkage)
     assert_close(actual, expected, FLOAT64)
     grad = torch.randn_like(expected)
     (a,) = torch.autograd.grad(actual, x, grad)

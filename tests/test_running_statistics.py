@@ -1,5 +1,7 @@
 """Population statistics: the papers' averages, PyTorch's momentum, and inference with them."""
 
+import copy
+
 import pytest
 import reference
 import torch
@@ -129,6 +131,27 @@ class TestCachedMatrix:
         assert torch.allclose(infer(), trained)
         layer.double().float()
         assert torch.allclose(infer(), trained)
+
+    def test_solved_again_for_another_eps_or_solver(self):
+        layer, _ = self.counted()
+        x = torch.randn(3, 4)
+        layer.eval()(x)
+        for name, value in (("eps", 1.0), ("solver", whitenorm.solvers.Newton(2))):
+            setattr(layer, name, value)
+            assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+
+    def test_a_write_that_torch_does_not_count_is_seen_after_eval(self):
+        layer, _ = self.counted()
+        x = torch.randn(3, 4)
+        before = layer.eval()(x)
+        layer.running_cov.data.mul_(4)
+        assert not torch.allclose(layer.eval()(x), before)
+
+    def test_a_covariance_that_asks_for_a_gradient_gets_one(self):
+        layer, _ = self.counted()
+        cov = (2 * torch.eye(4)[None]).requires_grad_()
+        torch.func.functional_call(layer.eval(), {"running_cov": cov}, (torch.randn(3, 4),)).sum().backward()
+        assert cov.grad.abs().sum() > 0
 
     def test_inference_mode_does_not_poison_it(self):
         layer, _ = self.counted()

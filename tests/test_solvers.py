@@ -111,8 +111,14 @@ def test_zca_gradient_where_an_eigenvalue_is_floored():
     assert_close(cov.grad.diagonal(), torch.tensor([0.0, -0.5, -0.5 * 2**-1.5]), torch.float64)
 
 
+def test_pca_gradient_where_an_eigenvalue_is_floored():
+    cov = torch.diag(torch.tensor([2.0, 1.0, 1e-20], dtype=torch.float64)).requires_grad_()
+    inverse_sqrt(cov, "pca").diagonal().sum().backward()
+    assert_close(cov.grad.diagonal(), torch.tensor([-0.5 * 2**-1.5, -0.5, 0.0]), torch.float64)
+
+
 def test_second_derivative_at_a_floored_eigenvalue_is_nan_rather_than_wrong():
-    cov = torch.diag(torch.tensor([0.0, 1.0])).double().requires_grad_()
+    cov = torch.diag(torch.tensor([1e-20, 1.0])).double().requires_grad_()
     (gradient,) = torch.autograd.grad(inverse_sqrt(cov, "zca").sum(), cov, create_graph=True)
     assert gradient.isnan().any()
 
@@ -195,6 +201,16 @@ class TestErrors:
         with pytest.raises(ValueError, match="floating-point"):
             inverse_sqrt(torch.eye(3, dtype=torch.long))
 
+    def test_a_function_may_return_or_overwrite_its_argument(self):
+        cov = torch.eye(3, requires_grad=True)
+        assert torch.equal(inverse_sqrt(cov, lambda cov: cov), torch.eye(3))
+        assert torch.equal(inverse_sqrt(cov.detach(), lambda cov: cov.mul_(2)), 2 * torch.eye(3))
+        assert torch.equal(cov, torch.eye(3))
+
+    def test_a_function_of_the_wrong_dtype(self):
+        with pytest.raises(ValueError, match=r"torch.float32 \(got \(3, 3\) torch.float64\)"):
+            inverse_sqrt(torch.eye(3), lambda cov: cov.double())
+
     def test_a_function_of_the_wrong_shape(self):
-        with pytest.raises(ValueError, match=r"covariance's shape \(3, 3\) \(got \(3,\)\)"):
+        with pytest.raises(ValueError, match=r"\(3, 3\) torch.float32 \(got \(3,\) torch.float32\)"):
             inverse_sqrt(torch.eye(3), lambda cov: cov[0])

@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 import torch
-from cases import CHANNEL_LAYERS, DEVICES, TOKEN_LAYERS, channel_layers, randomise, token_layers
+from cases import BATCH_LAYERS, CHANNEL_LAYERS, DEVICES, TOKEN_LAYERS, channel_layers, randomise, token_layers
+from torch.utils.checkpoint import checkpoint
 
 import whitenorm
 
@@ -172,15 +173,72 @@ def test_memory_format_is_kept(name, memory_format):
         assert y.is_contiguous(memory_format=memory_format)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", ["bw-grouped", "bw-sigma", "sw5", "iw", "gw", "lw"])
-def test_traces_without_graph_breaks(name, training):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name in BATCH_LAYERS for shape in [(9, 12), (4, 12, 1, 1)]]
+    + [(name, (4, 12, 5, 5)) for name in CHANNEL_LAYERS],
+    ids=str,
+)
+def test_output_may_be_changed_in_place(name, training, memory_format, shape):
+    """As by ReLU(inplace=True), which follows most norms."""
+    layer, x = make(name).train(training), torch.randn(shape)
+    if len(shape) == 4:
+        x = x.to(memory_format=memory_format)
+    expected = (layer(x.clone().requires_grad_()) + 1).relu()
+    a = x.clone().requires_grad_()
+    y = layer(a)
+    y += 1
+    y = torch.relu_(y)
+    y.sum().backward()
+    assert torch.allclose(y, expected, atol=1e-5)
+    assert a.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_activation_checkpointing(name, use_reentrant):
+    layer, x = make(name), make_input(name)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    layer(a).pow(3).sum().backward()
+    checkpoint(layer, b, use_reentrant=use_reentrant).pow(3).sum().backward()
+    assert torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith(("bw", "sw"))])
+def test_training_between_an_inference_and_its_backward(name):
+    layer, x = make(name).eval(), make_input(name).requires_grad_()
+    y = layer(x)
+    (expected,) = torch.autograd.grad(layer(x).sum(), x)
+    layer.train()(x.detach() * 2)
+    y.sum().backward()
+    assert torch.allclose(x.grad, expected)
+
+
+def test_no_work_for_an_input_without_gradient(monkeypatch):
+    from whitenorm.core import whiten
+
+    layer, x = whitenorm.IterNorm(12), torch.randn(4, 12, 5)
+    layer(x.requires_grad_()).sum().backward()
+    monkeypatch.delattr(whiten, "input_gradient")
+    layer(x.detach()).sum().backward()
+    with pytest.raises(NameError):
+        layer(x).sum().backward()
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no-grad"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ["bw-grouped", "bw-sigma", "sw5", "iw-plain", "gw", "lw"])
+def test_traces_without_graph_breaks(name, training, grad):
     layer, x = make(name).train(training), make_input(name)
     torch.compiler.reset()
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    expected, actual = layer(a), compiled(b)
+    with torch.set_grad_enabled(grad):
+        a, b = x.clone().requires_grad_(grad), x.clone().requires_grad_(grad)
+        expected, actual = layer(a), compiled(b)
     assert torch.allclose(actual, expected, atol=1e-4)
-    expected.pow(3).sum().backward()
-    actual.pow(3).sum().backward()
-    assert torch.allclose(b.grad, a.grad, rtol=1e-3, atol=1e-3)
+    if grad:
+        expected.pow(3).sum().backward()
+        actual.pow(3).sum().backward()
+        assert torch.allclose(b.grad, a.grad, rtol=1e-3, atol=1e-3)

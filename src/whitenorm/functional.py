@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import apply, fold
+from whitenorm.core.apply import FixedMap, fold
 from whitenorm.core.check import (
     check_batch,
     check_channels,
@@ -15,6 +15,7 @@ from whitenorm.core.check import (
     check_eps,
     check_parameter,
     check_positions,
+    check_running,
     check_statistics,
     fit_group_size,
 )
@@ -73,6 +74,7 @@ def batch_whitening(
     """
     groups = _check(input, eps, group_size, weight, bias)
     check_population(population)
+    check_running("running_matrix", running_mean, running_matrix, input.shape[1], groups)
     if training:
         check_batch(input)
         method = Method(channel_groups(input, groups, pooled=True), ("bw",), as_solver(solver), eps)
@@ -202,6 +204,7 @@ def switchable_whitening(
     check_statistics(statistics)
     _check_mixing("mean_logits", mean_logits, statistics)
     _check_mixing("cov_logits", cov_logits, statistics)
+    check_running("running_cov", running_mean, running_cov, input.shape[1], groups)
     statistics = tuple(statistics)
     layout = channel_groups(input, groups, only_batch(statistics))
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
@@ -215,7 +218,8 @@ def switchable_whitening(
             raise ValueError(
                 "expected running_mean and running_cov when training=False (got None); pass them, or training=True"
             )
-        population = layout.parameter(running_mean).unsqueeze(0), running_cov.unsqueeze(0)
+        # Copies: a later training step may change the buffers before this step's backward.
+        population = layout.parameter(running_mean.clone()).unsqueeze(0), running_cov.clone().unsqueeze(0)
     method, mixing = Method(layout, statistics, as_solver(solver), eps), Mixing(mean_logits, cov_logits)
     y, mean, cov, _ = whiten_groups(input, method, weight, bias, mixing, population)
     if uses_batch and training:
@@ -258,8 +262,10 @@ def whiten(
         raise ValueError(f"expected a matrix (N, D) (got shape {tuple(input.shape)}); for channels use batch_whitening")
     groups = _check(input, eps, group_size, None, None)
     check_batch(input)
-    if not 0 <= correction < input.shape[0]:
-        raise ValueError(f"expected correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
+    if shrinkage:
+        check_eps(eps, high=1)
+    if not isinstance(correction, int) or not 0 <= correction < input.shape[0]:
+        raise ValueError(f"expected a whole correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
     scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
     method = Method(channel_groups(input, groups, pooled=True), ("bw",), as_solver(solver), eps, scale)
     return whiten_groups(input, method).y
@@ -290,12 +296,13 @@ def _fixed_whitening(
     input: Tensor, mean: Tensor, whitening: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
     """The affine map of given statistics, differentiated as just that."""
+    layout = channel_groups(input, group_size, pooled=True)
+    wide = compute_dtype(input.dtype)
     with no_autocast(input):
-        layout = channel_groups(input, group_size, pooled=True)
-        wide = compute_dtype(input.dtype)
         weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
-        affine = fold(whitening.to(wide), layout.parameter(mean.to(wide)), weight, bias)
-        return layout.join(apply(layout.split(input.to(wide)), affine), input).to(input.dtype)
+        # Copies of the buffers: a later training step may change them before this step's backward.
+        mean, whitening = layout.parameter(mean.to(wide, copy=True)), whitening.to(wide, copy=True)
+        return FixedMap.apply(input, *fold(whitening, mean, weight, bias), layout)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

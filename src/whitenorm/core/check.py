@@ -49,14 +49,24 @@ def check_divides(name: str, value: int, what: str, total: int) -> None:
         raise ValueError(f"expected {name} to divide the {total} {what} (got {value}); choose one of {divisors(total)}")
 
 
-def check_eps(eps: float) -> None:
-    if not eps >= 0:
-        raise ValueError(f"expected eps to be at least 0 (got {eps!r}); the papers use 1e-5 (IterNorm) and 1e-3 (DBN)")
+def check_number(name: str, value: float, low: float, high: float, advice: str) -> None:
+    """Raise unless the value is a real number from low to high."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ValueError(f"expected {name} from {low} to {high} (got {value!r}); {advice}")
+
+
+def check_eps(eps: float, high: float = 1e30) -> None:
+    check_number("eps", eps, 0, high, "the papers use 1e-5 (IterNorm) and 1e-3 (DBN)")
+
+
+def check_momentum(momentum: float | None) -> None:
+    if momentum is not None:
+        check_number("momentum", momentum, 0, 1, "it is the weight of the new batch; None for a cumulative average")
 
 
 def check_statistics(statistics: tuple[str, ...]) -> None:
     known = ", ".join(f'"{name}"' for name in STATISTICS)
-    if isinstance(statistics, str) or not statistics:
+    if not isinstance(statistics, (tuple, list)) or not statistics:
         raise ValueError(f"expected statistics to be a tuple of {known} (got {statistics!r})")
     for name in statistics:
         if name not in STATISTICS:
@@ -83,12 +93,23 @@ def check_parameter(name: str, parameter: Tensor | None, num_features: int) -> N
         raise ValueError(f"expected {name} of shape ({num_features},), one a channel (got {tuple(parameter.shape)})")
 
 
+def check_running(name: str, mean: Tensor | None, matrix: Tensor | None, num_features: int, group_size: int) -> None:
+    """Raise unless a running mean and a running matrix, where there are any, fit the channels and groups."""
+    check_parameter("running_mean", mean, num_features)
+    shape = (num_features // group_size, group_size, group_size)
+    if matrix is not None and matrix.shape != shape:
+        raise ValueError(
+            f"expected {name} of shape {shape}, a matrix for each group of {group_size} channels "
+            f"(got {tuple(matrix.shape)})"
+        )
+
+
 def check_batch(x: Tensor) -> None:
     """BatchNorm's error, in its words, where a batch statistic has one value or none."""
     if x.shape[0] * math.prod(x.shape[2:]) <= 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.shape}; "
-            "use a larger batch, or call eval()"
+            "use a larger batch, or population statistics"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -42,6 +43,26 @@ class Layout(NamedTuple):
         rows = y.reshape(n, channels, *positions).movedim(1, -1) if self.across else y.permute(0, 3, 1, 2)
         return rows.reshape(n, *positions, channels).contiguous().movedim(-1, 1)
 
+    def empty(self, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A new tensor for an output of the shape and memory format of ``like``, and where to write it.
+
+        The second is the split view of the first, or, where there is no such view, a tensor that :meth:`fill` copies.
+        """
+        if not self.rows:
+            whole = like.new_empty(like.shape, dtype=dtype)
+            return whole, self.split(whole)
+        channels, *positions = like.shape[1:]
+        inner = [channels * math.prod(positions[i + 1 :]) for i in range(len(positions))]
+        strides = (channels * math.prod(positions), 1, *inner)
+        whole = torch.empty_strided(like.shape, strides, dtype=dtype, device=like.device)
+        return whole, self.split(like.new_empty(like.shape, dtype=dtype) if self.across else whole)
+
+    def fill(self, whole: Tensor, written: Tensor) -> Tensor:
+        """What :meth:`empty` made, now that its second part is written."""
+        if self.across and self.rows:
+            whole.copy_(written.reshape(whole.shape))
+        return whole
+
     def parameter(self, vector: Tensor) -> Tensor:
         """A per-channel vector ``(C,)`` as ``(G, K)``; only where the features are channels."""
         return vector.reshape(self.groups, self.features)
@@ -71,7 +92,9 @@ def sample_groups(x: Tensor, num_groups: int) -> Layout:
         >>> sample_groups(x, 3).split(x).shape
         torch.Size([2, 1, 3, 50])
     """
-    return Layout(1, num_groups, channels_last(x), across=True)
+    # In (N, C) the channels are one run of memory either way.
+    rows = channels_last(x) and math.prod(x.shape[2:]) > 1
+    return Layout(1, num_groups, rows, across=True)
 
 
 def channels_last(x: Tensor) -> bool:

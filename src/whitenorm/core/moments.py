@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from whitenorm.core.mode import may_write_in_place
+
+# Bytes of the input that are centred at a time on a CPU: a part of the second-level cache.
+_BLOCK_BYTES = 2**21
 
 
 class Moments(NamedTuple):
@@ -20,23 +27,67 @@ def moments(x: Tensor, pooled: bool) -> Moments:
 
     .. math:: \mu = \frac1m \sum_i x_i, \qquad \Sigma = \frac1m \sum_i (x_i - \mu)(x_i - \mu)^T
 
-    The data are centred before the product: squares of an offset would drown the covariance in rounding errors.
+    The data are centred before the product: squares of an offset would drown the covariance in rounding errors. Each
+    part is centred by its own mean, so that one read of x serves both moments; pooling adds what is between the parts.
 
     Example::
 
-        >>> import torch
-        >>> mean, cov, count = moments(torch.randn(4, 2, 3, 25), pooled=True)
-        >>> mean.shape, cov.shape, count
+        >>> mean, cov, number = moments(torch.randn(4, 2, 3, 25), pooled=True)
+        >>> mean.shape, cov.shape, number
         (torch.Size([1, 2, 3]), torch.Size([1, 2, 3, 3]), 100)
     """
-    n, _, _, positions = x.shape
-    mean = x.mean((0, 3) if pooled else 3, keepdim=True)
-    count = n * positions if pooled else positions
-    centred = x - mean
-    return Moments(mean.squeeze(-1), outer(centred, centred, pooled) / count, count)
+    parts = _parts(x) if pooled else x
+    number = parts.shape[-1]
+    step = _parts_a_block(parts)
+    means, covs = [], []
+    for start in range(0, max(1, parts.shape[0]), step):
+        block = parts[start : start + step]
+        mean = block.mean(-1, keepdim=True)
+        centred = block - mean
+        means.append(mean.squeeze(-1))
+        covs.append(outer(centred, centred, pooled))
+    mean = means[0] if len(means) == 1 else torch.cat(means)
+    if not pooled:
+        return Moments(mean, (covs[0] if len(covs) == 1 else torch.cat(covs)) / number, number)
+    total = covs[0] if len(covs) == 1 else torch.stack(covs).sum(0)
+    if len(mean) == 1:
+        return Moments(mean, total / number, number)
+    return Moments(*_joined(mean, total / (number * len(mean))), number * len(mean))
+
+
+def over_batch(sample: Moments) -> Moments:
+    """The batch's moments from those of its samples."""
+    mean, cov = _joined(sample.mean, sample.cov.mean(0, keepdim=True))
+    return Moments(mean, cov, sample.number * sample.mean.shape[0])
 
 
 def outer(a: Tensor, b: Tensor, pooled: bool) -> Tensor:
     """The sum over positions, and with ``pooled`` over samples, of a·bᵀ: ``(N or 1, G, K, K)``."""
     product = a @ b.mT
-    return product.sum(0, keepdim=True) if pooled else product
+    return product.sum(0, keepdim=True) if pooled and len(product) != 1 else product
+
+
+def _joined(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of equally large parts together: within the parts, and between their means."""
+    mean = means.mean(0, keepdim=True)
+    between = (means - mean).permute(1, 2, 0)  # G, K, B
+    return mean, within + between @ between.mT / means.shape[0]
+
+
+def _parts(x: Tensor) -> Tensor:
+    """One long run of rows ``(1, G, K, M)`` cut into equal parts of a block's size, where its length has a divisor."""
+    if x.shape[0] > 1 or not _blocked(x):
+        return x
+    wanted = math.ceil(x.numel() * x.element_size() / _BLOCK_BYTES)
+    parts = next(parts for parts in range(wanted, 0, -1) if x.shape[3] % parts == 0)
+    return x.squeeze(0).unflatten(-1, (parts, -1)).movedim(-2, 0)
+
+
+def _parts_a_block(parts: Tensor) -> int:
+    if not _blocked(parts):
+        return max(1, parts.shape[0])
+    return max(1, _BLOCK_BYTES // (parts[0].numel() * parts.element_size()))
+
+
+def _blocked(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.numel() * x.element_size() > _BLOCK_BYTES and may_write_in_place()

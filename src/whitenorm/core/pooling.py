@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.moments import Moments
+from whitenorm.core.moments import Moments, over_batch
 
 STATISTICS = ("bw", "iw", "bn", "in", "ln")
 BATCH_STATISTICS = ("bw", "bn")
@@ -59,7 +59,7 @@ def pool(sample: Moments, statistics: tuple[str, ...], mixing: Mixing | None, po
     """
     if mixing is None:
         return Pooled(sample.mean, sample.cov, sample, sample)
-    batch = _over_batch(sample) if population is None else population
+    batch = over_batch(sample) if population is None else population
     means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
     return Pooled(_mix(mixing.mean.softmax(0), means), _mix(mixing.cov.softmax(0), covs), sample, batch)
 
@@ -104,19 +104,11 @@ def _mix_backward(weights: Tensor, tensors: tuple[Tensor, ...], grad: Tensor) ->
     return weights * torch.stack([(grad * (tensor - mixed)).sum() for tensor in tensors])
 
 
-def _over_batch(sample: Moments) -> Moments:
-    """The batch's moments from those of equally large samples: within samples, plus between them."""
-    mean = sample.mean.mean(0, keepdim=True)
-    between = (sample.mean - mean).unsqueeze(-1)
-    cov = (sample.cov + between @ between.mT).mean(0, keepdim=True)
-    return Moments(mean, cov, sample.number * sample.mean.shape[0])
-
-
 def _over_layer(sample: Moments) -> tuple[Tensor, Tensor, int]:
     """Mean and variance ``(N, 1, 1)`` of all channels and positions of a sample, and their number."""
     mean = sample.mean.mean((1, 2), keepdim=True)
     variance = _diagonal(sample.cov) + (sample.mean - mean) ** 2
-    return mean, variance.mean((1, 2), keepdim=True), sample.number * sample.mean[0].numel()
+    return mean, variance.mean((1, 2), keepdim=True), sample.number * sample.mean.shape[1] * sample.mean.shape[2]
 
 
 def _statistic(name: str, sample: Moments, batch: Moments) -> tuple[Tensor, Tensor]:

@@ -120,9 +120,8 @@ def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
 def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
     """Apply: y in the shape, memory format and dtype of x."""
     if not layout.across:
-        y = apply(prepared.x, fold(whitening, mean, prepared.weight, prepared.bias))
-        return layout.join(y, x).to(x.dtype)
-    y = layout.join(apply(prepared.x, fold(whitening, mean, None, None)), x)
+        return apply(prepared.x, fold(whitening, mean, prepared.weight, prepared.bias), layout, x).to(x.dtype)
+    y = apply(prepared.x, fold(whitening, mean, None, None), layout, x)
     return scale_channels(y, prepared.weight, prepared.bias).to(x.dtype)
 
 
@@ -142,10 +141,12 @@ class _Whiten(torch.autograd.Function):
 
     generate_vmap_rule = True
 
+    # Spelled out: Dynamo takes the first of *inputs for a context where nothing needs a gradient.
     @staticmethod
-    def forward(*inputs):  # type: ignore[no-untyped-def]
-        *tensors, method = inputs
-        x = tensors[0]
+    def forward(  # type: ignore[no-untyped-def]
+        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, method
+    ):
+        tensors = (x, weight, bias, mean_logits, cov_logits, population_mean, population_cov)
         with no_autocast(x):
             prepared = _Given(*tensors).prepared(method.layout)
             pooled, cov = _statistics(prepared, method)
@@ -169,9 +170,11 @@ class _Whiten(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-        tensors, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         if grad is None:
             return (None,) * 8
+        # Read once: activation checkpointing gives each saved tensor out only once.
+        saved = ctx.saved_tensors
+        tensors, kept = saved[:7], saved[7:]
         given = _Given(*tensors)
         with no_autocast(given.x):
             if torch.is_grad_enabled():
@@ -193,7 +196,7 @@ def _backward(
     whitening, pullback = method.solver.vjp(*solver)
     grad_weight = grad_bias = None
     if layout.across:
-        y = None if weight is None else layout.join(apply(x, fold(whitening, mean, None, None)), given.x)
+        y = None if weight is None else apply(x, fold(whitening, mean, None, None), layout, given.x)
         grad, grad_weight, grad_bias = scale_channels_backward(grad, y, weight, bias)
         weight = bias = None
     grad = layout.split(grad)
@@ -205,7 +208,7 @@ def _backward(
     grad_x = None
     if needs_x:
         matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
-        grad_x = layout.join(input_gradient(grad, x, matrix, through), given.x).to(given.x.dtype)
+        grad_x = input_gradient(grad, x, matrix, through, layout, given.x).to(given.x.dtype)
     if not layout.across:
         grad_weight, grad_bias = folded.weight, folded.bias
     return [grad_x, grad_weight, grad_bias, *(mixing or (None, None))]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_channels, check_eps, check_positive, fit_group_size
+from whitenorm.core.check import check_channels, check_eps, check_momentum, check_positive, fit_group_size
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -74,11 +74,7 @@ class PopulationWhitening(Whitening):
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, group_size, solver, eps, affine, device, dtype)
-        if momentum is not None and not 0 <= momentum <= 1:
-            raise ValueError(
-                f"expected momentum from 0 to 1, the weight of the new batch, or None for a cumulative average "
-                f"(got {momentum!r})"
-            )
+        check_momentum(momentum)
         self.momentum = momentum
         self.track_running_stats = track_running_stats
         self._matrix_name = matrix_name

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whitenorm.core.mode import is_transformed
 from whitenorm.functional import batch_whitening, check_population, population_whitening
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.solvers import Newton, SolverLike
@@ -58,8 +59,8 @@ class BatchWhitening(PopulationWhitening):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        *,
         population: str = "whitening",
+        *,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -69,7 +70,7 @@ class BatchWhitening(PopulationWhitening):
             num_features, group_size, solver, eps, momentum, affine, track_running_stats, matrix_name, device, dtype
         )
         self.population = population
-        self._cached: tuple[Tensor, int, Tensor] | None = None
+        self._cached: tuple[Tensor, tuple[Any, ...], Tensor] | None = None
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -95,13 +96,22 @@ class BatchWhitening(PopulationWhitening):
         return output
 
     def _population_whitening(self, cov: Tensor) -> Tensor:
-        """The matrix of the running covariance, computed again only when the covariance is another or has changed."""
-        if torch.compiler.is_compiling() or cov.is_inference():
+        """The matrix of the running covariance, solved again only when something it depends on has changed.
+
+        Writing through ``running_cov.data`` or its numpy array is not noticed before the next call of ``train`` or
+        ``eval``, as PyTorch does not count such changes.
+        """
+        if is_transformed() or cov.is_inference() or cov.requires_grad:
             return population_whitening(cov, self.eps, self.solver)
-        if self._cached is None or self._cached[0] is not cov or self._cached[1] != cov._version:
+        key = (cov.data_ptr(), cov._version, self.eps, self.solver)
+        if self._cached is None or self._cached[0] is not cov or self._cached[1] != key:
             with torch.inference_mode(False), torch.no_grad():
-                self._cached = cov, cov._version, population_whitening(cov, self.eps, self.solver)
+                self._cached = cov, key, population_whitening(cov, self.eps, self.solver)
         return self._cached[2]
+
+    def train(self, mode: bool = True) -> BatchWhitening:
+        self._cached = None
+        return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached": None}
@@ -144,8 +154,8 @@ class IterNorm(BatchWhitening):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        *,
         population: str = "whitening",
+        *,
         device: Any = None,
         dtype: Any = None,
     ) -> None:

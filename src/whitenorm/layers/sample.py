@@ -157,7 +157,7 @@ class LayerWhitening(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         for size in shape or (0,):
             check_positive("every size of normalized_shape", size)
         check_divides("num_groups", num_groups, "features", math.prod(shape))
@@ -194,5 +194,5 @@ class LayerWhitening(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.normalized_shape}, num_groups={self.num_groups}, solver={self.solver!r}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}"
+            f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
         )

@@ -69,12 +69,13 @@ class Custom(Solver):
         return getattr(self.function, "__name__", repr(self.function))
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        whitening = self.function(cov)
-        if not isinstance(whitening, Tensor) or whitening.shape != cov.shape:
-            got = tuple(whitening.shape) if isinstance(whitening, Tensor) else type(whitening).__name__
+        # A copy: the function may write into it, or return it.
+        whitening = self.function(cov.clone())
+        if not isinstance(whitening, Tensor) or (whitening.shape, whitening.dtype) != (cov.shape, cov.dtype):
+            got = f"{tuple(whitening.shape)} {whitening.dtype}" if isinstance(whitening, Tensor) else type(whitening)
             raise ValueError(
-                f"expected the solver {self!r} to return a tensor of its covariance's shape {tuple(cov.shape)} "
-                f"(got {got}); a solver maps (..., K, K) to (..., K, K)"
+                f"expected the solver {self!r} to return a tensor of its covariance's shape and dtype, "
+                f"{tuple(cov.shape)} {cov.dtype} (got {got}); a solver maps (..., K, K) to (..., K, K)"
             )
         return whitening, ()
 

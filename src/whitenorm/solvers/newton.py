@@ -38,47 +38,67 @@ class Newton(Solver):
         self.steps = steps
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        tr = trace(cov).clamp_min(smallest(cov.dtype))
-        z, y = _identity(cov), cov / tr
+        root_trace, _, y = _normalised(cov)
+        z = _identity(y)
         for k in range(self.steps):
             t = _step(y, z, first=k == 0)
-            z = t if k == 0 else t @ z
+            z = t if k == 0 else torch.bmm(t, z)
             if k < self.steps - 1:
-                y = y @ t
-        return z * tr.rsqrt(), ()
+                y = torch.bmm(y, t)
+        return (z / root_trace).reshape(cov.shape), ()
 
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (cov,)
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         (cov,) = kept
-        tr = trace(cov).clamp_min(smallest(cov.dtype))
-        scaled = cov / tr
-        ys, zs, ts = [scaled], [_identity(cov)], []
+        root_trace, scaled, y = _normalised(cov)
+        ys, zs, ts = [y], [_identity(y)], []
         for k in range(self.steps):
             t = _step(ys[k], zs[k], first=k == 0)
             ts.append(t)
-            zs.append(t if k == 0 else t @ zs[k])
+            zs.append(t if k == 0 else torch.bmm(t, zs[k]))
             if k < self.steps - 1:
-                ys.append(ys[k] @ t)
-        whitening = zs[-1] * tr.rsqrt()
+                ys.append(torch.bmm(ys[k], t))
+        whitening = zs[-1] / root_trace
 
         def pullback(grad: Tensor) -> Tensor:
-            grad = symmetric(grad)
-            grad_scaled = _backward_steps(ys, zs, ts, grad * tr.rsqrt())
-            through_trace = trace(grad_scaled @ scaled) + trace(grad @ whitening) / 2
-            return (grad_scaled - through_trace * _identity(cov)) / tr
+            grad = grad.reshape(y.shape)
+            grad_scaled = _backward_steps(ys, zs, ts, grad / root_trace)
+            through_trace = _inner(grad_scaled, scaled) + _inner(grad, whitening) / 2
+            return ((grad_scaled - through_trace * _identity(y)) / root_trace**2).reshape(cov.shape)
 
-        return whitening, pullback
+        return whitening.reshape(cov.shape), pullback
+
+
+def _normalised(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """√tr Σ, Σ/tr Σ, and where the iteration starts, for matrices as one batch.
+
+    The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
+    would leave for infinity. It counts as a constant.
+    """
+    cov = cov.reshape(-1, *cov.shape[-2:])
+    tr = trace(cov).clamp_min(smallest(cov.dtype))
+    scaled = cov / tr
+    precision = 2 * torch.finfo(cov.dtype).eps
+    ridge = precision * torch.linalg.matrix_norm(scaled.detach(), keepdim=True)
+    return tr.sqrt(), scaled, scaled + ridge * _identity(cov)
 
 
 def _identity(cov: Tensor) -> Tensor:
     return torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device).expand_as(cov)
 
 
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """tr(aᵀb) of each pair, as ``(..., 1, 1)``."""
+    return (a * b).sum((-2, -1), keepdim=True)
+
+
 def _step(y: Tensor, z: Tensor, first: bool) -> Tensor:
     """T = (3I - Z·Y) / 2; the first Z is the identity."""
-    return 1.5 * _identity(y) - (y if first else z @ y) / 2
+    if first:
+        return 1.5 * _identity(y) - y / 2
+    return torch.baddbmm(_identity(y), z, y, beta=1.5, alpha=-0.5)
 
 
 def _backward_steps(ys: list[Tensor], zs: list[Tensor], ts: list[Tensor], grad_z: Tensor) -> Tensor:
@@ -89,7 +109,7 @@ def _backward_steps(ys: list[Tensor], zs: list[Tensor], ts: list[Tensor], grad_z
     """
     grad_y = torch.zeros_like(grad_z)
     for k in reversed(range(len(ts))):
-        grad_t = grad_z @ zs[k] + ys[k] @ grad_y
-        grad_z = ts[k] @ grad_z - grad_t @ ys[k] / 2
-        grad_y = grad_y @ ts[k] - zs[k] @ grad_t / 2
+        grad_t = torch.baddbmm(torch.bmm(grad_z, zs[k]), ys[k], grad_y)
+        grad_z = torch.baddbmm(torch.bmm(ts[k], grad_z), grad_t, ys[k], alpha=-0.5)
+        grad_y = torch.baddbmm(torch.bmm(grad_y, ts[k]), zs[k], grad_t, alpha=-0.5)
     return symmetric(grad_y)

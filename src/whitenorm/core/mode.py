@@ -1,0 +1,16 @@
+"""Whether the kernels may write into tensors they have made, which saves passes over memory."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_transformed() -> bool:
+    """Whether a compiler traces, or a functional transform such as vmap is at work."""
+    # No public function tells of transforms.
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def may_write_in_place() -> bool:
+    """Not while autograd records, nor under a transform: vmap would need every written tensor to be batched."""
+    return not (torch.is_grad_enabled() or is_transformed())
