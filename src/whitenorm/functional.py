@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import FixedMap, fold
+from whitenorm.core.apply import fold
 from whitenorm.core.check import (
     check_batch,
     check_channels,
@@ -19,6 +19,7 @@ from whitenorm.core.check import (
     check_statistics,
     fit_group_size,
 )
+from whitenorm.core.gradients import FixedMap
 from whitenorm.core.layout import channel_groups, sample_groups
 from whitenorm.core.pooling import BATCH_STATISTICS, Mixing, only_batch
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
@@ -302,7 +303,8 @@ def _fixed_whitening(
         weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
         # Copies of the buffers: a later training step may change them before this step's backward.
         mean, whitening = layout.parameter(mean.to(wide, copy=True)), whitening.to(wide, copy=True)
-        return FixedMap.apply(input, *fold(whitening, mean, weight, bias), layout)
+        matrix, offset = fold(whitening, mean, weight, bias)
+        return FixedMap.apply(input, matrix.unsqueeze(0), offset.unsqueeze(0), layout)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

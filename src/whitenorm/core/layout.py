@@ -64,7 +64,9 @@ class Layout(NamedTuple):
         return whole
 
     def parameter(self, vector: Tensor) -> Tensor:
-        """A per-channel vector ``(C,)`` as ``(G, K)``; only where the features are channels."""
+        """A per-channel vector ``(C,)`` as ``(G, K)``, or, across groups, as ``(K, C / K, 1)``."""
+        if self.across:
+            return vector.reshape(self.features, -1, 1)
         return vector.reshape(self.groups, self.features)
 
 
@@ -110,8 +112,3 @@ def channels_last(x: Tensor) -> bool:
     if x.ndim == 2 or math.prod(x.shape[2:]) == 1:
         return True
     return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-
-
-def expand_channels(parameter: Tensor, x: Tensor) -> Tensor:
-    """A per-channel parameter ``(C,)`` as it broadcasts over ``(N, C, ...)``."""
-    return parameter.view(-1, *[1] * (x.ndim - 2))

@@ -8,10 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.mode import may_write_in_place
-
-# Bytes of the input that are centred at a time on a CPU: a part of the second-level cache.
-_BLOCK_BYTES = 2**21
+from whitenorm.core.blocks import BLOCK_BYTES, blocks, nbytes
 
 
 class Moments(NamedTuple):
@@ -38,12 +35,11 @@ def moments(x: Tensor, pooled: bool) -> Moments:
     """
     parts = _parts(x) if pooled else x
     number = parts.shape[-1]
-    step = _parts_a_block(parts)
     means, covs = [], []
-    for start in range(0, max(1, parts.shape[0]), step):
-        block = parts[start : start + step]
-        mean = block.mean(-1, keepdim=True)
-        centred = block - mean
+    for block in blocks(parts):
+        part = block.of(parts)
+        mean = part.mean(-1, keepdim=True)
+        centred = part - mean
         means.append(mean.squeeze(-1))
         covs.append(outer(centred, centred, pooled))
     mean = means[0] if len(means) == 1 else torch.cat(means)
@@ -76,18 +72,8 @@ def _joined(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
 
 def _parts(x: Tensor) -> Tensor:
     """One long run of rows ``(1, G, K, M)`` cut into equal parts of a block's size, where its length has a divisor."""
-    if x.shape[0] > 1 or not _blocked(x):
+    if len(blocks(x)) == 1 or x.shape[0] > 1:
         return x
-    wanted = math.ceil(x.numel() * x.element_size() / _BLOCK_BYTES)
+    wanted = math.ceil(nbytes(x) / BLOCK_BYTES)
     parts = next(parts for parts in range(wanted, 0, -1) if x.shape[3] % parts == 0)
     return x.squeeze(0).unflatten(-1, (parts, -1)).movedim(-2, 0)
-
-
-def _parts_a_block(parts: Tensor) -> int:
-    if not _blocked(parts):
-        return max(1, parts.shape[0])
-    return max(1, _BLOCK_BYTES // (parts[0].numel() * parts.element_size()))
-
-
-def _blocked(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.numel() * x.element_size() > _BLOCK_BYTES and may_write_in_place()

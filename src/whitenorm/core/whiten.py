@@ -7,14 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import (
-    apply,
-    fold,
-    fold_backward,
-    input_gradient,
-    scale_channels,
-    scale_channels_backward,
-)
+from whitenorm.core.apply import Scale, apply, fold
+from whitenorm.core.gradients import fold_backward, input_gradient, scaled_backward
 from whitenorm.core.layout import Layout
 from whitenorm.core.moments import Moments, moments
 from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
@@ -90,12 +84,17 @@ class _Given(NamedTuple):
     population_cov: Tensor | None
 
     def prepared(self, layout: Layout) -> _Given:
-        """The same in the dtype of computation, x as ``[N, G, K, L]``, and γ and β as ``(G, K)`` where they fold."""
+        """The same in the dtype of computation, with x as ``[N, G, K, L]``, and γ and β as they go with it."""
         dtype = compute_dtype(self.x.dtype)
         weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self[1:])
-        if not layout.across:
-            weight, bias = (None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias))
+        weight, bias = (None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias))
         return _Given(layout.split(self.x.to(dtype)), weight, bias, *rest)
+
+    def scale(self, layout: Layout) -> Scale | None:
+        """γ and β of prepared tensors, where they do not fold into the matrix."""
+        if not layout.across or (self.weight is None and self.bias is None):
+            return None
+        return Scale(self.weight, self.bias)
 
     @property
     def mixing(self) -> Mixing | None:
@@ -119,10 +118,8 @@ def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
 
 def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
     """Apply: y in the shape, memory format and dtype of x."""
-    if not layout.across:
-        return apply(prepared.x, fold(whitening, mean, prepared.weight, prepared.bias), layout, x).to(x.dtype)
-    y = apply(prepared.x, fold(whitening, mean, None, None), layout, x)
-    return scale_channels(y, prepared.weight, prepared.bias).to(x.dtype)
+    folds = (None, None) if layout.across else (prepared.weight, prepared.bias)
+    return apply(prepared.x, fold(whitening, mean, *folds), prepared.scale(layout), layout, x).to(x.dtype)
 
 
 def _differentiable(given: _Given, method: Method) -> Tensor:
@@ -190,28 +187,24 @@ def _backward(
     """Gradients of x, weight, bias and the mixing logits."""
     layout = method.layout
     prepared = given.prepared(layout)
-    x, weight, bias, *_ = prepared
-    grad = grad.to(x.dtype)
+    x, scale = prepared.x, prepared.scale(layout)
+    weight, bias = (None, None) if layout.across else (prepared.weight, prepared.bias)
+    grad = layout.split(grad.to(x.dtype))
     mean, sample, batch, solver = _unpack(prepared, method, kept)
     whitening, pullback = method.solver.vjp(*solver)
-    grad_weight = grad_bias = None
-    if layout.across:
-        y = None if weight is None else apply(x, fold(whitening, mean, None, None), layout, given.x)
-        grad, grad_weight, grad_bias = scale_channels_backward(grad, y, weight, bias)
-        weight = bias = None
-    grad = layout.split(grad)
-    folded = fold_backward(grad, x, whitening, mean, weight, bias)
-    grad_cov = method.scale * symmetric(pullback(folded.whitening))
+    if scale is None:
+        small = fold_backward(grad, x, whitening, mean, weight, bias)
+    else:
+        small = scaled_backward(grad, x, whitening, mean, scale)
+    grad_cov = method.scale * symmetric(pullback(small.whitening))
     through, mixing = pool_backward(
-        sample, batch, method.statistics, prepared.mixing, folded.mean, grad_cov, prepared.population is not None
+        sample, batch, method.statistics, prepared.mixing, small.mean, grad_cov, prepared.population is not None
     )
     grad_x = None
     if needs_x:
         matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
-        grad_x = input_gradient(grad, x, matrix, through, layout, given.x).to(given.x.dtype)
-    if not layout.across:
-        grad_weight, grad_bias = folded.weight, folded.bias
-    return [grad_x, grad_weight, grad_bias, *(mixing or (None, None))]
+        grad_x = input_gradient(grad, x, matrix, scale, through, layout, given.x).to(given.x.dtype)
+    return [grad_x, small.weight, small.bias, *(mixing or (None, None))]
 
 
 def _unpack(

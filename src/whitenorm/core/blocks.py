@@ -1,0 +1,51 @@
+"""Cutting ``x[N, G, K, L]`` into blocks that stay in a CPU's cache while several operations pass over them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from whitenorm.core.mode import may_write_in_place
+
+# A part of the second-level cache: large enough to hide the cost of calls, small enough to leave room for a copy.
+BLOCK_BYTES = 2**21
+
+
+class Block(NamedTuple):
+    """Some samples and some positions."""
+
+    samples: slice
+    positions: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """The block of ``x[N, G, K, L]``."""
+        return x[self.samples, :, :, self.positions]
+
+    def own(self, statistic: Tensor) -> Tensor:
+        """What belongs to the block's samples of a statistic ``(N or 1, ...)``."""
+        return statistic if statistic.shape[0] == 1 else statistic[self.samples]
+
+
+def blocks(x: Tensor) -> list[Block]:
+    """Blocks of whole samples; a single run of rows is cut along its positions. One block where nothing is gained."""
+    n, _, _, positions = x.shape
+    everything = slice(None)
+    if x.device.type != "cpu" or not may_write_in_place() or x.numel() == 0:
+        return [Block(everything, everything)]
+    if n == 1:
+        step = max(1, positions * BLOCK_BYTES // nbytes(x))
+        return [Block(everything, slice(start, start + step)) for start in range(0, positions, step)]
+    # Samples whose groups are not one run of memory with the next sample's are taken one by one, without a copy.
+    step = max(1, n * BLOCK_BYTES // nbytes(x)) if one_batch(x) else 1
+    return [Block(slice(start, start + step), everything) for start in range(0, n, step)]
+
+
+def nbytes(x: Tensor) -> int:
+    """Bytes of all elements of a view, wherever they lie."""
+    return x.numel() * x.element_size()
+
+
+def one_batch(x: Tensor) -> bool:
+    """Whether samples and groups together are one batch dimension, without a copy."""
+    return x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)

@@ -1,0 +1,140 @@
+"""The fused backward of the last step: one read of x and grad for the small gradients, one of both for dx."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from whitenorm.core.apply import Affine, Scale, apply, fold, multiply
+from whitenorm.core.blocks import Block, blocks
+from whitenorm.core.layout import Layout
+from whitenorm.core.mode import may_write_in_place
+from whitenorm.core.moments import outer
+from whitenorm.core.pooling import LinearMap
+from whitenorm.core.precision import no_autocast
+
+
+class FoldGradients(NamedTuple):
+    """Of W and μ in their shapes, and of γ and β as ``(C,)``."""
+
+    whitening: Tensor
+    mean: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def fold_backward(
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> FoldGradients:
+    """From the gradient of y = γ·W(x - μ) + β to those of all that was folded."""
+    grad_matrix, grad_offset = affine_gradients(grad, x, pooled=whitening.shape[0] == 1)
+    grad_matrix = grad_matrix - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2)
+    grad_whitening = grad_matrix if weight is None else weight.unsqueeze(-1) * grad_matrix
+    matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
+    return FoldGradients(
+        whitening=grad_whitening,
+        mean=-(matrix.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
+        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).flatten(),
+        bias=None if bias is None else grad_offset.sum(0).flatten(),
+    )
+
+
+def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale) -> FoldGradients:
+    """The same where γ and β scale the whitened x within its rows; x is whitened again, block by block."""
+    affine = fold(whitening, mean, None, None)
+    weights, biases, matrices, offsets = [], [], [], []
+    for block in blocks(x):
+        inner, split = block.of(x), scale.split(block.of(grad))
+        if scale.weight is not None:
+            y = block.own(affine.matrix) @ inner + block.own(affine.offset).unsqueeze(-1)
+            weights.append((split * scale.split(y)).sum((0, 1, 4)))
+        if scale.bias is not None:
+            biases.append(split.sum((0, 1, 4)))
+        scaled = _times_scale(block.of(grad), scale)
+        matrices.append(outer(scaled, inner, pooled=False))
+        offsets.append(scaled.sum(3))
+    grad_offset = torch.cat(offsets)
+    grad_matrix = torch.cat(matrices) - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2)
+    return FoldGradients(
+        whitening=grad_matrix,
+        mean=-(whitening.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
+        weight=torch.stack(weights).sum(0).flatten() if weights else None,
+        bias=torch.stack(biases).sum(0).flatten() if biases else None,
+    )
+
+
+def input_gradient(
+    grad: Tensor, x: Tensor, matrix: Tensor, scale: Scale | None, through: LinearMap, layout: Layout, like: Tensor
+) -> Tensor:
+    """matrixᵀ @ grad, and what came through the statistics."""
+    if not may_write_in_place():
+        grad = _times_scale(grad, scale)
+        return layout.join(matrix.mT @ grad + through.matrix @ x + through.offset.unsqueeze(-1), like)
+    whole, total = layout.empty(like, x.dtype)
+    for block in blocks(x):
+        out = block.of(total)
+        multiply(block.own(matrix).mT, _times_scale(block.of(grad), scale), out)
+        multiply(block.own(through.matrix), block.of(x), out, add=True)
+        out.add_(block.own(through.offset).unsqueeze(-1))
+    return layout.fill(whole, total)
+
+
+def affine_gradients(grad: Tensor, x: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
+    """Of matrix and offset, from that of matrix @ x + offset."""
+
+    def part(block: Block) -> tuple[Tensor, Tensor]:
+        inner = block.of(grad)
+        offset = inner.sum((0, 3)).unsqueeze(0) if pooled else inner.sum(3)
+        return outer(inner, block.of(x), pooled), offset
+
+    matrices, offsets = zip(*(part(block) for block in blocks(x)), strict=True)
+    if len(matrices) == 1:
+        return matrices[0], offsets[0]
+    if pooled:
+        return torch.stack(matrices).sum(0), torch.stack(offsets).sum(0)
+    return torch.cat(matrices), torch.cat(offsets)
+
+
+class FixedMap(torch.autograd.Function):
+    """:func:`apply` of given matrices to an input ``(N, C, ...)``: keeps the input as it came, and the matrix."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
+        return _fixed_map(x, matrix, offset, layout).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs[:3])
+        ctx.layout = inputs[3]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        x, matrix, offset = ctx.saved_tensors
+        layout: Layout = ctx.layout
+        grad = grad.to(matrix.dtype)
+        if torch.is_grad_enabled():
+            pullback = torch.func.vjp(lambda x, a, b: _fixed_map(x, a, b, layout), x, matrix, offset)[1]
+            return *pullback(grad), None
+        grad_x = grad_matrix = grad_offset = None
+        with no_autocast(x):
+            grad = layout.split(grad)
+            if ctx.needs_input_grad[0]:
+                grad_x = apply(grad, Affine(matrix.mT, torch.zeros_like(offset)), None, layout, x).to(x.dtype)
+            if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+                grad_matrix, grad_offset = affine_gradients(grad, layout.split(x.to(matrix.dtype)), pooled=True)
+        return grad_x, grad_matrix, grad_offset, None
+
+
+def _fixed_map(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
+    with no_autocast(x):
+        return apply(layout.split(x.to(matrix.dtype)), Affine(matrix, offset), None, layout, x)
+
+
+def _times_scale(grad: Tensor, scale: Scale | None) -> Tensor:
+    if scale is None or scale.weight is None:
+        return grad
+    return (scale.split(grad) * scale.weight).flatten(3)
