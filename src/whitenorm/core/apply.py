@@ -54,9 +54,11 @@ def apply(x: Tensor, affine: Affine, scale: Scale | None, layout: Layout, like: 
     for block in blocks(x):
         out = block.of(y)
         multiply(block.own(affine.matrix), block.of(x), out)
-        out.add_(block.own(affine.offset).unsqueeze(-1))
-        if scale is not None:
-            _scale_in_place(out, scale)
+        offset = block.own(affine.offset).unsqueeze(-1)
+        if scale is None:
+            out.add_(offset)
+        else:
+            _scale_in_place(out, offset, scale)
     return layout.fill(whole, y)
 
 
@@ -84,9 +86,12 @@ def _scaled(y: Tensor, scale: Scale | None) -> Tensor:
     return (split if scale.bias is None else split + scale.bias).flatten(3)
 
 
-def _scale_in_place(y: Tensor, scale: Scale) -> None:
-    split = scale.split(y)
-    if scale.weight is not None:
-        split.mul_(scale.weight)
-    if scale.bias is not None:
-        split.add_(scale.bias)
+def _scale_in_place(y: Tensor, offset: Tensor, scale: Scale) -> None:
+    """y ← γ·(y + offset) + β, in one pass."""
+    split, offset = scale.split(y), offset.unsqueeze(-1)
+    shift = offset if scale.weight is None else offset * scale.weight
+    shift = shift if scale.bias is None else shift + scale.bias
+    if scale.weight is None:
+        split.add_(shift)
+    else:
+        torch.addcmul(shift, split, scale.weight, out=split)

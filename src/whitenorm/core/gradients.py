@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import Affine, Scale, apply, fold, multiply
+from whitenorm.core.apply import Affine, Scale, apply, multiply
 from whitenorm.core.blocks import Block, blocks
 from whitenorm.core.layout import Layout
 from whitenorm.core.mode import may_write_in_place
@@ -42,26 +42,27 @@ def fold_backward(
 
 
 def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale) -> FoldGradients:
-    """The same where γ and β scale the whitened x within its rows; x is whitened again, block by block."""
-    affine = fold(whitening, mean, None, None)
-    weights, biases, matrices, offsets = [], [], [], []
+    """The same where γ and β scale the whitened x within its rows; W·x is computed again, block by block."""
+    matrices, sums, products = [], [], []
     for block in blocks(x):
-        inner, split = block.of(x), scale.split(block.of(grad))
+        inner, grads = block.of(x), block.of(grad)
+        split = scale.split(grads)
+        sums.append(split.sum(-1))
         if scale.weight is not None:
-            y = block.own(affine.matrix) @ inner + block.own(affine.offset).unsqueeze(-1)
-            weights.append((split * scale.split(y)).sum((0, 1, 4)))
-        if scale.bias is not None:
-            biases.append(split.sum((0, 1, 4)))
-        scaled = _times_scale(block.of(grad), scale)
-        matrices.append(outer(scaled, inner, pooled=False))
-        offsets.append(scaled.sum(3))
-    grad_offset = torch.cat(offsets)
-    grad_matrix = torch.cat(matrices) - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2)
+            products.append((split * scale.split(block.own(whitening) @ inner)).sum(-1))
+        matrices.append(outer(_times_scale(grads, scale), inner, pooled=False))
+    total = torch.cat(sums)  # N, 1, K, C / K
+    weight = 1 if scale.weight is None else scale.weight.squeeze(-1)
+    grad_offset = (total * weight).sum(-1)
+    grad_weight = None
+    if scale.weight is not None:
+        centre = whitening @ mean.unsqueeze(-1)
+        grad_weight = (torch.cat(products) - total * centre).sum((0, 1)).flatten()
     return FoldGradients(
-        whitening=grad_matrix,
+        whitening=torch.cat(matrices) - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2),
         mean=-(whitening.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
-        weight=torch.stack(weights).sum(0).flatten() if weights else None,
-        bias=torch.stack(biases).sum(0).flatten() if biases else None,
+        weight=grad_weight,
+        bias=None if scale.bias is None else total.sum((0, 1)).flatten(),
     )
 
 
