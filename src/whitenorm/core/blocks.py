@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from whitenorm.core.mode import may_write_in_place
@@ -39,6 +40,24 @@ def blocks(x: Tensor) -> list[Block]:
     # Samples whose groups are not one run of memory with the next sample's are taken one by one, without a copy.
     step = max(1, n * BLOCK_BYTES // nbytes(x)) if one_batch(x) else 1
     return [Block(slice(start, start + step), everything) for start in range(0, n, step)]
+
+
+class Scratch:
+    """Memory for a block's intermediate result, used again for the next block.
+
+    Fresh memory costs a CPU more than the arithmetic on it. A call gives a tensor to pass as ``out``, or None where
+    nothing may be written in place.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def __call__(self, like: Tensor) -> Tensor | None:
+        if like.device.type != "cpu" or not may_write_in_place():
+            return None
+        if self._buffer is None or self._buffer.shape != like.shape:
+            self._buffer = torch.empty_like(like)
+        return self._buffer
 
 
 def nbytes(x: Tensor) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.apply import Affine, Scale, apply, multiply
-from whitenorm.core.blocks import Block, blocks
+from whitenorm.core.blocks import Block, Scratch, blocks
 from whitenorm.core.layout import Layout
 from whitenorm.core.mode import may_write_in_place
 from whitenorm.core.moments import outer
@@ -44,13 +44,14 @@ def fold_backward(
 def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale) -> FoldGradients:
     """The same where γ and β scale the whitened x within its rows; W·x is computed again, block by block."""
     matrices, sums, products = [], [], []
+    scratch, scaled = Scratch(), Scratch()
     for block in blocks(x):
         inner, grads = block.of(x), block.of(grad)
-        split = scale.split(grads)
-        sums.append(split.sum(-1))
+        sums.append(scale.split(grads).sum(-1))
         if scale.weight is not None:
-            products.append((split * scale.split(block.own(whitening) @ inner)).sum(-1))
-        matrices.append(outer(_times_scale(grads, scale), inner, pooled=False))
+            y = torch.matmul(block.own(whitening), inner, out=scratch(inner))
+            products.append(scale.split(torch.mul(y, grads, out=scratch(inner))).sum(-1))
+        matrices.append(outer(_times_scale(grads, scale, scaled), inner, pooled=False))
     total = torch.cat(sums)  # N, 1, K, C / K
     weight = 1 if scale.weight is None else scale.weight.squeeze(-1)
     grad_offset = (total * weight).sum(-1)
@@ -70,13 +71,14 @@ def input_gradient(
     grad: Tensor, x: Tensor, matrix: Tensor, scale: Scale | None, through: LinearMap, layout: Layout, like: Tensor
 ) -> Tensor:
     """matrixᵀ @ grad, and what came through the statistics."""
+    scratch = Scratch()
     if not may_write_in_place():
-        grad = _times_scale(grad, scale)
+        grad = _times_scale(grad, scale, scratch)
         return layout.join(matrix.mT @ grad + through.matrix @ x + through.offset.unsqueeze(-1), like)
     whole, total = layout.empty(like, x.dtype)
     for block in blocks(x):
         out = block.of(total)
-        multiply(block.own(matrix).mT, _times_scale(block.of(grad), scale), out)
+        multiply(block.own(matrix).mT, _times_scale(block.of(grad), scale, scratch), out)
         multiply(block.own(through.matrix), block.of(x), out, add=True)
         out.add_(block.own(through.offset).unsqueeze(-1))
     return layout.fill(whole, total)
@@ -135,7 +137,8 @@ def _fixed_map(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Ten
         return apply(layout.split(x.to(matrix.dtype)), Affine(matrix, offset), None, layout, x)
 
 
-def _times_scale(grad: Tensor, scale: Scale | None) -> Tensor:
+def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
     if scale is None or scale.weight is None:
         return grad
-    return (scale.split(grad) * scale.weight).flatten(3)
+    split = scale.split(grad)
+    return torch.mul(split, scale.weight, out=scratch(split)).flatten(3)

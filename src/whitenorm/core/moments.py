@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.blocks import BLOCK_BYTES, blocks, nbytes
+from whitenorm.core.blocks import BLOCK_BYTES, Scratch, blocks, nbytes
 
 
 class Moments(NamedTuple):
@@ -36,10 +36,11 @@ def moments(x: Tensor, pooled: bool) -> Moments:
     parts = _parts(x) if pooled else x
     number = parts.shape[-1]
     means, covs = [], []
+    scratch = Scratch()
     for block in blocks(parts):
         part = block.of(parts)
         mean = part.mean(-1, keepdim=True)
-        centred = part - mean
+        centred = torch.sub(part, mean, out=scratch(part))
         means.append(mean.squeeze(-1))
         covs.append(outer(centred, centred, pooled))
     mean = means[0] if len(means) == 1 else torch.cat(means)

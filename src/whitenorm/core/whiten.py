@@ -112,8 +112,8 @@ class _Given(NamedTuple):
 def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
     pooled = pool(moments(prepared.x, method.pooled), method.statistics, prepared.mixing, prepared.population)
-    identity = torch.eye(pooled.cov.shape[-1], dtype=pooled.cov.dtype, device=pooled.cov.device)
-    return pooled, method.scale * pooled.cov + method.eps * identity
+    cov = pooled.cov if method.scale == 1 else method.scale * pooled.cov
+    return pooled, torch.add(cov, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), alpha=method.eps)
 
 
 def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:

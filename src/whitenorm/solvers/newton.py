@@ -107,9 +107,15 @@ def _backward_steps(ys: list[Tensor], zs: list[Tensor], ts: list[Tensor], grad_z
     The iterates are symmetric, so no product needs a transposed operand. The gradients between steps are not, and
     must stay so: replacing them by their symmetric part, though it changes no sum, makes the recursion unstable.
     """
+    # The last step has no gradient of Y yet, and before the first one Z is the identity, which asks for none.
+    last = len(ts) - 1
     grad_y = torch.zeros_like(grad_z)
-    for k in reversed(range(len(ts))):
-        grad_t = torch.baddbmm(torch.bmm(grad_z, zs[k]), ys[k], grad_y)
-        grad_z = torch.baddbmm(torch.bmm(ts[k], grad_z), grad_t, ys[k], alpha=-0.5)
-        grad_y = torch.baddbmm(torch.bmm(grad_y, ts[k]), zs[k], grad_t, alpha=-0.5)
+    for k in range(last, -1, -1):
+        grad_t = grad_z if k == 0 else torch.bmm(grad_z, zs[k])
+        if k < last:
+            grad_t = torch.baddbmm(grad_t, ys[k], grad_y)
+        if k > 0:
+            grad_z = torch.baddbmm(torch.bmm(ts[k], grad_z), grad_t, ys[k], alpha=-0.5)
+        through_t = grad_t if k == 0 else torch.bmm(zs[k], grad_t)
+        grad_y = torch.add(torch.bmm(grad_y, ts[k]), through_t, alpha=-0.5) if k < last else -0.5 * through_t
     return symmetric(grad_y)
