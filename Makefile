@@ -31,7 +31,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.layers
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info

@@ -1,92 +1,177 @@
-"""Forward and backward of every layer against native BatchNorm, interleaved in one process: ``make bench``."""
+"""Every layer, forward and backward, training and inference, against what people would use instead.
+
+Rivals are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' own formulation, and the
+floor: five matrix products of 2·N·C·L·K flops at the machine's best rate, plus native BatchNorm's time.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import subprocess
-import time
+import functools
+import math
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import whitenorm
+from benchmarks import papers
+from benchmarks.timing import interleaved, ratio, summarise
 
-LAYERS: dict[str, Callable[[int], nn.Module]] = {
-    "BatchNorm": nn.BatchNorm2d,
-    "GroupNorm": lambda channels: nn.GroupNorm(32, channels),
-    "conv 3×3": lambda channels: nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-    "IterNorm": whitenorm.IterNorm,
-    "DBN": whitenorm.DecorrelatedBatchNorm,
-    "SW": whitenorm.SwitchableWhitening,
-    "IW": lambda channels: whitenorm.InstanceWhitening(channels, 16),
-    "GW": lambda channels: whitenorm.GroupWhitening(32, channels),
+
+class Method(NamedTuple):
+    """A layer, the papers' formulation of it, and how many features it whitens together."""
+
+    layer: Callable[[int], nn.Module]
+    paper: Callable[[int], nn.Module]
+    features: int
+
+
+METHODS = {
+    "IterNorm": Method(whitenorm.IterNorm, papers.IterNorm, 64),
+    "DBN": Method(whitenorm.DecorrelatedBatchNorm, papers.DBN, 16),
+    "SW": Method(whitenorm.SwitchableWhitening, papers.SW, 16),
+    "GW": Method(lambda channels: whitenorm.GroupWhitening(32, channels), lambda c: papers.GW(32, c), 32),
 }
-SHAPES = [(64, 64, 32, 32), (64, 128, 32, 32), (32, 256, 14, 14), (32, 512, 7, 7)]
+# The IterNorm paper's, ResNet-50's at batch 32, vectors, and tokens as one matrix.
+SHAPES = [
+    (64, 64, 32, 32),
+    (64, 128, 32, 32),
+    (32, 64, 112, 112),
+    (32, 64, 56, 56),
+    (32, 128, 28, 28),
+    (32, 256, 14, 14),
+    (32, 512, 7, 7),
+    (256, 128),
+    (4096, 512),
+]
+QUICK = [(64, 64, 32, 32), (32, 256, 14, 14), (32, 512, 7, 7)]
+LARGE = 1_600_000
 
 
-def time_step(layer: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> float:
-    """Seconds of one forward and backward in training."""
-    start = time.perf_counter()
-    layer(x).backward(grad)
-    return time.perf_counter() - start
+def measure(shape: tuple[int, ...], rate: float, rounds: int, budget: float) -> dict[str, Any]:
+    """All that is measured for one shape: a row a method."""
+    names = [name for name in METHODS if name != "SW" or len(shape) > 2]
+    rivals = _rivals(shape)
+    training = _train({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget)
+    last = {f"{name} channels-last": METHODS[name].layer(shape[1]) for name in names} if len(shape) == 4 else {}
+    training.update(_train(last, shape, rounds, budget, torch.channels_last))
+    forward = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=True)
+    inference = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=False)
+    return {
+        "shape": list(shape),
+        "rivals": {name: summarise(training[name])._asdict() for name in rivals},
+        "methods": {name: _row(name, shape, rate, training, forward, inference) for name in names},
+    }
 
 
-def measure(shape: tuple[int, ...], rounds: int) -> dict[str, list[float]]:
-    """Seconds a step of every layer, one after another in each round, after one round to warm up."""
-    layers = {name: make(shape[1]) for name, make in LAYERS.items()}
+def _row(
+    name: str,
+    shape: tuple[int, ...],
+    rate: float,
+    training: dict[str, list[float]],
+    forward: dict[str, list[float]],
+    inference: dict[str, list[float]],
+) -> dict[str, Any]:
+    own, base = training[name], training["BatchNorm"]
+    method = METHODS[name]
+    products = 5 * 2 * math.prod(shape) * min(method.features, shape[1]) / rate
+    row = {
+        **summarise(own)._asdict(),
+        "to_batchnorm": ratio(own, base),
+        "to_groupnorm": ratio(own, training["GroupNorm"]),
+        "to_paper": ratio(own, training[f"{name} paper"]),
+        "to_floor": ratio(own, [products + value for value in base]),
+        "forward_to_batchnorm": ratio(forward[name], forward["BatchNorm"]),
+        "forward_to_paper": ratio(forward[name], forward[f"{name} paper"]),
+        "inference_ms": summarise(inference[name]).ms,
+        "inference_to_batchnorm": ratio(inference[name], inference["BatchNorm"]),
+        "saved": saved_share(method.layer(shape[1]), shape),
+        "saved_paper": saved_share(method.paper(shape[1]), shape),
+        "saved_batchnorm": saved_share(_batchnorm(shape), shape),
+    }
+    if len(shape) == 4:
+        row["to_convolution"] = ratio(own, training["3×3 convolution"])
+        row["channels_last_to_contiguous"] = summarise(training[f"{name} channels-last"]).ms / row["ms"]
+    if name in ("IterNorm", "DBN"):
+        row["inference_to_product"] = ratio(inference[name], inference[f"product {min(method.features, shape[1])}"])
+    return row
+
+
+def _pairs(names: list[str], channels: int) -> dict[str, nn.Module]:
+    layers = {name: METHODS[name].layer(channels) for name in names}
+    return {**layers, **{f"{name} paper": METHODS[name].paper(channels) for name in names}}
+
+
+class GroupedProduct(nn.Module):
+    """A grouped 1×1 convolution as one batched matrix product: what inference comes to before folding."""
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(channels // size, size, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups, size, _ = self.matrix.shape
+        if x.ndim == 2:
+            return (x.view(-1, groups, 1, size) @ self.matrix.mT).view_as(x)
+        return (self.matrix @ x.reshape(x.shape[0], groups, size, -1)).view_as(x)
+
+
+def _rivals(shape: tuple[int, ...]) -> dict[str, nn.Module]:
+    channels = shape[1]
+    rivals: dict[str, nn.Module] = {"BatchNorm": _batchnorm(shape), "GroupNorm": nn.GroupNorm(32, channels)}
+    for size in sorted({16, min(64, channels)}):
+        rivals[f"product {size}"] = GroupedProduct(channels, size)
+    if len(shape) == 4:
+        rivals["3×3 convolution"] = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    return rivals
+
+
+def _batchnorm(shape: tuple[int, ...]) -> nn.Module:
+    return nn.BatchNorm2d(shape[1]) if len(shape) == 4 else nn.BatchNorm1d(shape[1])
+
+
+def _train(
+    modules: dict[str, nn.Module],
+    shape: tuple[int, ...],
+    rounds: int,
+    budget: float,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> dict[str, list[float]]:
+    x = torch.randn(shape).to(memory_format=memory_format).requires_grad_()
+    grad = torch.randn(shape).to(memory_format=memory_format)
+
+    def step(module: nn.Module) -> Callable[[], None]:
+        def run() -> None:
+            module(x).backward(grad)
+            x.grad = None
+
+        return run
+
+    return interleaved({name: step(module) for name, module in modules.items()}, rounds, budget) if modules else {}
+
+
+@torch.no_grad()
+def _infer(
+    modules: dict[str, nn.Module], shape: tuple[int, ...], rounds: int, budget: float, training: bool
+) -> dict[str, list[float]]:
+    x = torch.randn(shape)
+    runs = {name: functools.partial(module.train(training), x) for name, module in modules.items()}
+    return interleaved(runs, rounds, budget)
+
+
+def saved_share(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """Bytes kept for backward, in units of the input's, parameters not counted."""
     x = torch.randn(shape, requires_grad=True)
-    grad = torch.randn(shape)
-    times: dict[str, list[float]] = {name: [] for name in layers}
-    for _ in track(range(rounds + 1), description=str(shape), transient=True):
-        for name, layer in layers.items():
-            times[name].append(time_step(layer, x, grad))
-    return {name: values[1:] for name, values in times.items()}
+    known = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    storages: dict[int, int] = {}
 
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
 
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median and interquartile range in ms, and the median of the ratios to BatchNorm in the same round."""
-    rows = {}
-    for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        ratios = [value / base for value, base in zip(values, times["BatchNorm"], strict=True)]
-        rows[name] = {"ratio": statistics.median(ratios), "ms": 1e3 * middle, "iqr_ms": 1e3 * (high - low)}
-    return rows
-
-
-def commit() -> str:
-    """The checked-out commit, or nothing outside of a checkout."""
-    result = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return result.stdout.strip()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="interleaved repetitions (default: 30)")
-    parser.add_argument("--out", type=Path, help="write all times as JSON to this file")
-    options = parser.parse_args()
-    results = {str(shape): measure(shape, options.rounds) for shape in SHAPES}
-    view = Table(title="Forward + backward in training: times BatchNorm's (median ms ± IQR)")
-    view.add_column("layer")
-    for shape in results:
-        view.add_column(shape, justify="right")
-    rows = {shape: summary(times) for shape, times in results.items()}
-    for name in LAYERS:
-        cells = [rows[shape][name] for shape in results]
-        view.add_row(name, *(f"{cell['ratio']:.2f}× ({cell['ms']:.1f} ± {cell['iqr_ms']:.1f})" for cell in cells))
-    Console().print(view)
-    if options.out:
-        machine = {"platform": platform.platform(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        content = {"commit": commit(), "machine": machine, "seconds": results, "summary": rows}
-        options.out.write_text(json.dumps(content, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = module(x)
+    del y
+    return sum(size for pointer, size in storages.items() if pointer not in known) / x.nbytes

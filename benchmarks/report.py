@@ -1,0 +1,159 @@
+"""From measured results to a Markdown table, a picture and the README's section: nothing is typed in by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from benchmarks.layers import LARGE
+
+START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchmark -->"
+
+
+class Bar(NamedTuple):
+    """Something the layers are to reach, what was measured, and whether it is enough."""
+
+    what: str
+    wanted: str
+    measured: str
+    reached: bool
+
+
+def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dict[str, Any]]]:
+    """Shape, method and row of all measured layers, or of some."""
+    return [
+        (entry["shape"], name, row)
+        for entry in results["layers"]
+        for name, row in entry["methods"].items()
+        if not names or name in names
+    ]
+
+
+def geometric_mean(values: list[float]) -> float:
+    """
+    >>> geometric_mean([1.0, 4.0])
+    2.0
+    """
+    return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def bars(results: dict[str, Any]) -> list[Bar]:
+    """The bars that these results can judge."""
+    found = []
+    faster = [1 / row["to_paper"] for _, _, row in rows(results)]
+    mean, worst = geometric_mean(faster), min(faster)
+    reached = mean >= 2.5 and worst >= 1
+    measured = f"{mean:.2f}×, {worst:.2f}×"
+    found.append(Bar("faster than the papers' formulation: mean, worst", "≥ 2.5×, ≥ 1×", measured, reached))
+    for name in ("IterNorm", "GW"):
+        for size, limit in (("large", 1.3), ("small", 2.0)):
+            floors = [
+                row["to_floor"] for shape, _, row in rows(results, name) if (math.prod(shape) >= LARGE) == (size == "large")
+            ]
+            if floors:
+                found.append(_most(f"{name}, {size} shapes, against the floor", limit, floors))
+    convolution = [
+        row["to_convolution"] for shape, _, row in rows(results, "IterNorm") if shape in ([64, 64, 32, 32], [64, 128, 32, 32])
+    ]
+    if convolution:
+        found.append(_most("IterNorm against a 3×3 convolution, d = 64 and 128", 0.35, convolution))
+    for name, least in (("DBN", 2.0), ("SW", 3.0)):
+        slowest = min(1 / row["to_paper"] for _, _, row in rows(results, name))
+        found.append(Bar(f"{name}, faster than its paper's formulation", f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
+    last = [row["channels_last_to_contiguous"] for _, _, row in rows(results) if "channels_last_to_contiguous" in row]
+    if last:
+        found.append(_most("channels-last against contiguous", 1.0, last))
+    product = [row["inference_to_product"] for _, _, row in rows(results) if "inference_to_product" in row]
+    found.append(_most("inference against a grouped 1×1 product", 2.0, product))
+    for entry in results.get("models", []):
+        for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
+            if name in entry["models"]:
+                percent = entry["models"][name]["step_percent"]
+                what = f"ResNet-50 step at {entry['resolution']}², {name}"
+                found.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
+    return found
+
+
+def _most(what: str, limit: float, values: list[float]) -> Bar:
+    measured = " … ".join(f"{value:.2f}×" for value in sorted({min(values), max(values)}))
+    return Bar(what, f"≤ {limit}×", measured, max(values) <= limit)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """All tables, as text."""
+    machine = results["machine"]
+    lines = [
+        f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
+        f"`{machine['commit'][:10]}`; best sgemm rate {results['sgemm_gflops']:.0f} GFLOP/s. Forward + backward in "
+        "training, medians of interleaved rounds, as ratios of times; below 1 is faster. *saved* is what is kept for "
+        "backward, in units of the input.",
+        "",
+        "| shape | method | ms | / BatchNorm | / paper | / floor | / 3×3 conv | inference / BatchNorm | saved (paper) |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for shape, name, row in rows(results):
+        convolution = f"{row['to_convolution']:.2f}" if "to_convolution" in row else "–"
+        lines.append(
+            f"| {'×'.join(map(str, shape))} | {name} | {row['ms']:.2f} | {row['to_batchnorm']:.2f} | "
+            f"{row['to_paper']:.2f} | {row['to_floor']:.2f} | {convolution} | {row['inference_to_batchnorm']:.2f} | "
+            f"{row['saved']:.2f} ({row['saved_paper']:.2f}) |"
+        )
+    for entry in results.get("models", []):
+        lines += [
+            "",
+            f"ResNet-50 at {entry['resolution']}², batch {entry['batch']}, BatchNorm {entry['gflops']:.3f} GFLOPs:",
+            "",
+            "| norms | training step | paper | inference | GFLOPs |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        for name, row in entry["models"].items():
+            paper = "–" if row["step_percent_paper"] is None else f"{row['step_percent_paper']:+.1f} %"
+            lines.append(
+                f"| {name} | {row['step_percent']:+.1f} % | {paper} | {row['inference_percent']:+.1f} % | {row['gflops']:.3f} |"
+            )
+    lines += ["", "| what it is to reach | wanted | measured | |", "| --- | --- | --- | --- |"]
+    lines += [f"| {bar.what} | {bar.wanted} | {bar.measured} | {'yes' if bar.reached else 'no'} |" for bar in bars(results)]
+    return "\n".join(lines)
+
+
+def solver_table(results: dict[str, Any]) -> str:
+    """The solvers alone."""
+    lines = ["| K | matrices | solver | ms | error |", "| ---: | ---: | --- | ---: | ---: |"]
+    for entry in results["solvers"]:
+        for name, row in entry["solvers"].items():
+            lines.append(f"| {entry['size']} | {entry['batch']} | {name} | {row['ms']:.3f} | {row['error']:.1e} |")
+    return "\n".join(lines)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Times as multiples of BatchNorm's, ours beside the papers' formulation."""
+    entries = rows(results)
+    figure, axes = plt.subplots(figsize=(10, 0.32 * len(entries) + 1.5), layout="constrained")
+    labels = [f"{'×'.join(map(str, shape))}  {name}" for shape, name, _ in entries]
+    places = range(len(entries))
+    ours = [row["to_batchnorm"] for _, _, row in entries]
+    theirs = [row["to_batchnorm"] / row["to_paper"] for _, _, row in entries]
+    axes.barh([place + 0.2 for place in places], theirs, 0.4, label="papers' formulation", color="lightgrey")
+    axes.barh([place - 0.2 for place in places], ours, 0.4, label="whitenorm", color="tab:blue")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set(yticks=list(places), yticklabels=labels, xscale="log", xlabel="forward + backward, times BatchNorm's")
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def update_readme(readme: Path, text: str) -> None:
+    """Put the text between the README's marks."""
+    content = readme.read_text()
+    before, rest = content.split(START)
+    _, after = rest.split(END)
+    readme.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")

@@ -1,0 +1,92 @@
+"""Running the suite: layers, solvers and models, with progress, into one JSON file and what is made from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks import layers, models, report, solvers
+from benchmarks.timing import machine, sgemm_rate
+
+ROOT = Path(__file__).parent
+
+
+@dataclass
+class Bench:
+    """Time every layer, solver and model against native norms, the papers' formulation and the hardware's floor.
+
+    Leave the machine alone meanwhile: other work on it shows in the numbers.
+    """
+
+    quick: bool = False
+    """A few shapes, solvers and models, at 112²: under three minutes. Does not touch the README."""
+    out: Path | None = None
+    """JSON file of the results; by default under benchmarks/results."""
+    models: bool = True
+    """Also time ResNet-50."""
+
+
+def run(bench: Bench) -> dict[str, Any]:
+    """Measure, write the JSON, and make tables and picture from it."""
+    console = Console()
+    results = measure(bench, console)
+    path = bench.out or ROOT / "results" / ("quick.json" if bench.quick else "full.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    report.draw(results, path.with_suffix(".png"))
+    text = report.markdown(results)
+    path.with_suffix(".md").write_text(f"{text}\n\n{report.solver_table(results)}\n")
+    if bench.out is None and not bench.quick:
+        report.update_readme(ROOT.parent / "README.md", text)
+    console.print(Markdown(text))
+    console.print(f"Results: {path}   Picture: {path.with_suffix('.png')}")
+    return results
+
+
+def measure(bench: Bench, console: Console) -> dict[str, Any]:
+    """All measurements, with a bar for each part."""
+    shapes = layers.QUICK if bench.quick else layers.SHAPES
+    sizes = solvers.QUICK if bench.quick else solvers.SIZES
+    names = (models.QUICK if bench.quick else list(models.MODELS)) if bench.models else []
+    rounds, budget = (8, 6.0) if bench.quick else (25, 30.0)
+    torch.manual_seed(0)
+    rate = sgemm_rate()
+    columns = (
+        TextColumn("{task.description:>8} {task.fields[now]:<18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    results: dict[str, Any] = {"machine": machine(), "quick": bench.quick, "sgemm_gflops": rate / 1e9}
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("layers", total=len(shapes), now="")
+        results["layers"] = []
+        for shape in shapes:
+            progress.update(task, now="×".join(map(str, shape)))
+            results["layers"].append(layers.measure(shape, rate, rounds, budget))
+            progress.advance(task)
+        task = progress.add_task("solvers", total=len(sizes), now="")
+        results["solvers"] = []
+        for size, batch in sizes:
+            progress.update(task, now=f"K={size}, {batch}")
+            results["solvers"].append(solvers.measure(size, batch, rounds, budget))
+            progress.advance(task)
+        if names:
+            task = progress.add_task("models", total=len(names), now="")
+            started = iter(range(len(names)))
+
+            def advance(name: str) -> None:
+                progress.update(task, now=name, completed=next(started))
+
+            resolution, batch, rounds = (112, 8, 3) if bench.quick else (224, 32, 3)
+            results["models"] = [models.measure(names, resolution, batch, rounds, advance)]
+            progress.update(task, completed=len(names))
+    return results

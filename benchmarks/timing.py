@@ -1,0 +1,91 @@
+"""Timing several things against each other: interleaved, in one process, as medians and ratios."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import whitenorm
+
+
+class Timing(NamedTuple):
+    """Median and interquartile range, in milliseconds."""
+
+    ms: float
+    iqr: float
+
+
+def interleaved(runs: dict[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, list[float]]:
+    """Seconds of each run, one after another in every round, after one round to warm up.
+
+    Stops early, but not before three rounds, when ``budget`` seconds are spent.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    start = time.perf_counter()
+    for i in range(rounds + 1):
+        for name, run in runs.items():
+            before = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - before)
+        if i >= 3 and time.perf_counter() - start > budget:
+            break
+    return {name: values[1:] for name, values in times.items()}
+
+
+def summarise(values: list[float]) -> Timing:
+    """
+    >>> summarise([0.001, 0.002, 0.003])
+    Timing(ms=2.0, iqr=2.0)
+    """
+    low, middle, high = statistics.quantiles(values, n=4)
+    return Timing(1e3 * middle, 1e3 * (high - low))
+
+
+def ratio(values: list[float], base: list[float]) -> float:
+    """The median, over rounds, of one time in units of another of the same round.
+
+    >>> ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+    2.0
+    """
+    return statistics.median(value / other for value, other in zip(values, base, strict=True))
+
+
+def sgemm_rate(rounds: int = 10) -> float:
+    """The best single-precision rate of this machine, in flops a second, over a few square products."""
+    best = 0.0
+    for size in (512, 1024, 2048):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        out = torch.empty(size, size)
+        for _ in range(rounds):
+            start = time.perf_counter()
+            torch.mm(a, b, out=out)
+            best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False).stdout
+    return {
+        "commit": commit + ("+changes" if dirty.strip() else ""),
+        "whitenorm": whitenorm.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
