@@ -68,9 +68,7 @@ class Bottleneck(nn.Module):
         )
         self.shortcut = nn.Sequential()
         if inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm("shortcut", outputs)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm("shortcut", outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu_(self.body(x) + self.shortcut(x))

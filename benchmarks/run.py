@@ -13,6 +13,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import layers, models, report, solvers
+from benchmarks.resnet import MODELS
 from benchmarks.timing import machine, sgemm_rate
 
 ROOT = Path(__file__).parent
@@ -54,7 +55,7 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
     """All measurements, with a bar for each part."""
     shapes = layers.QUICK if bench.quick else layers.SHAPES
     sizes = solvers.QUICK if bench.quick else solvers.SIZES
-    names = (models.QUICK if bench.quick else list(models.MODELS)) if bench.models else []
+    names = (models.QUICK if bench.quick else list(MODELS)) if bench.models else []
     rounds, budget = (8, 6.0) if bench.quick else (25, 30.0)
     torch.manual_seed(0)
     rate = sgemm_rate()

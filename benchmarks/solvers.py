@@ -27,9 +27,7 @@ def measure(size: int, batch: int, rounds: int, budget: float) -> dict[str, Any]
         inverse_sqrt(cov, solver).backward(grad)
         cov.grad = None
 
-    times = interleaved(
-        {name: functools.partial(step, solver) for name, solver in SOLVERS.items()}, rounds, budget
-    )
+    times = interleaved({name: functools.partial(step, solver) for name, solver in SOLVERS.items()}, rounds, budget)
     rows = {}
     for name, solver in SOLVERS.items():
         truth = inverse_sqrt(exact, solver)

@@ -13,6 +13,8 @@ from cases import (
     TOKEN_LAYERS,
     assert_close,
     channel_layers,
+    channels_last,
+    contiguous,
     named_gradients,
     randomise,
     token_layers,
@@ -20,6 +22,8 @@ from cases import (
 )
 
 import whitenorm
+from whitenorm.core import blocks
+from whitenorm.core.layout import channel_groups
 
 
 def compare(layer, x, dtype):
@@ -67,6 +71,26 @@ def test_layouts_and_shapes(name, layout, shape, training):
 def test_solvers(name, solver, training):
     layer = randomise(channel_layers(12, solver, dtype=torch.float64)[name]).train(training)
     compare(layer, make_input((3, 12, 5, 7)), torch.float64)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("block_bytes", [1, 3000, 6000])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name in CHANNEL_LAYERS for shape in [(5, 12, 6, 7), (1, 12, 6, 7)]]
+    + [(name, (63, 12)) for name in BATCH_LAYERS],
+    ids=str,
+)
+def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch):
+    """Large inputs are taken in blocks; here the blocks are small instead."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
+    x = layout(make_input(shape))
+    with torch.no_grad():
+        cut = blocks.blocks(channel_groups(x, 4, pooled=True).split(x))
+    assert len(cut) > 1 or block_bytes > x.nbytes
+    compare(layer, x, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

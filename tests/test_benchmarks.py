@@ -1,11 +1,15 @@
-"""The papers' formulations are what the benchmark says they are: the same outputs and gradients as the layers."""
+"""The benchmark suite: its rivals are what it says they are, and its report says what was measured."""
+
+import json
 
 import pytest
 import torch
 from cases import assert_close
 
 import whitenorm
-from benchmarks import papers
+from benchmarks import layers, models, papers, report, solvers
+from benchmarks.resnet import PLACEMENTS, resnet50
+from whitenorm.cli import main
 
 PAIRS = {
     "IterNorm": (papers.IterNorm(12, 6), whitenorm.IterNorm(12, 6)),
@@ -30,3 +34,74 @@ def test_same_as_the_layer(name):
         results.append([y, inputs.grad, parameters["weight"].grad, parameters["bias"].grad, module.eval()(x)])
     for actual, expected in zip(*results, strict=True):
         assert_close(actual, expected, torch.float64)
+
+
+@pytest.mark.parametrize(("place", "count"), [("S1", 1), ("S1-B1", 17), ("S1-B2", 17), ("S1-B3", 17), ("S1-B12", 33)])
+def test_placements_of_group_whitening(place, count):
+    model = resnet50(lambda channels: whitenorm.GroupWhitening(64, channels), PLACEMENTS[place])
+    assert sum(isinstance(module, whitenorm.GroupWhitening) for module in model.modules()) == count
+
+
+@pytest.mark.parametrize(("place", "count"), [("7", 7), ("14", 14), ("full", 53)])
+def test_placements_of_the_other_papers(place, count):
+    model = resnet50(whitenorm.SwitchableWhitening, PLACEMENTS[place])
+    assert sum(isinstance(module, whitenorm.SwitchableWhitening) for module in model.modules()) == count
+
+
+def test_resnet50_is_the_one_the_papers_count():
+    """25.557 M parameters, and SW's 4.1 GFLOPs."""
+    model = resnet50()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    assert models.gflops(model, 224) == pytest.approx(4.1, abs=0.05)
+
+
+@pytest.fixture(scope="module")
+def results():
+    shapes = [(4, 32, 6, 6), (64, 64)]
+    return {
+        "machine": {"processor": "p", "threads": 1, "torch": "t", "commit": "c"},
+        "sgemm_gflops": 1.0,
+        "layers": [layers.measure(shape, 1e11, rounds=3, budget=1) for shape in shapes],
+        "solvers": [solvers.measure(8, 2, rounds=3, budget=1)],
+        "models": [models.measure(["SW^a 7 layers"], 32, 2, 3, lambda name: None)],
+    }
+
+
+def test_rows_are_ratios_of_what_was_timed(results):
+    assert [entry["shape"] for entry in results["layers"]] == [[4, 32, 6, 6], [64, 64]]
+    for _, _, row in report.rows(results):
+        assert row["ms"] > 0
+        assert row["to_floor"] < row["to_batchnorm"]
+        assert row["saved"] < row["saved_paper"]
+    assert results["solvers"][0]["solvers"]["zca"]["error"] < 1e-4
+
+
+def test_report_shows_every_row_and_loss(results, tmp_path):
+    text = report.markdown(results)
+    assert "| 4×32×6×6 | IterNorm |" in text
+    assert "| 64×64 | DBN |" in text
+    assert "SW^a 7 layers" in text
+    assert text.count("| yes |") + text.count("| no |") == len(report.bars(results))
+    report.draw(results, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
+    report.update_readme(readme, text)
+    assert "old" not in readme.read_text()
+    assert readme.read_text().startswith("before")
+    assert readme.read_text().endswith("after\n")
+
+
+def test_bars_are_judged_by_the_worst_row(results):
+    changed = json.loads(json.dumps(results))
+    for _, name, row in report.rows(changed):
+        row["to_paper"] = 0.2 if name != "GW" else 1.1
+    found = {bar.what: bar for bar in report.bars(changed)}
+    assert not found["faster than the papers' formulation: mean, worst"].reached
+    assert found["DBN, faster than its paper's formulation"].reached
+
+
+def test_the_command_knows_the_suite_in_a_checkout(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["bench", "--help"])
+    assert "--quick" in capsys.readouterr().out

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 
 def main(args: list[str] | None = None) -> int:
@@ -21,12 +25,17 @@ def main(args: list[str] | None = None) -> int:
         )
         return 1
 
+    commands: dict[str, Any] = {"demo": demo.Demo}
+    runs: dict[type, Callable[[Any], object]] = {demo.Demo: demo.run}
+    bench = _benchmarks()
+    if bench is not None:
+        commands["bench"] = bench.Bench
+        runs[bench.Bench] = bench.run
     try:
-        demo.run(
-            tyro.extras.subcommand_cli_from_dict(
-                {"demo": demo.Demo}, prog="whitenorm", description="Whitening normalization for PyTorch.", args=args
-            )
+        chosen = tyro.extras.subcommand_cli_from_dict(
+            commands, prog="whitenorm", description="Whitening normalization for PyTorch.", args=args
         )
+        runs[type(chosen)](chosen)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
@@ -34,3 +43,12 @@ def main(args: list[str] | None = None) -> int:
         print(f"whitenorm: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _benchmarks() -> Any:
+    """The benchmark suite, which lies beside the package in a checkout; None elsewhere."""
+    checkout = Path(__file__).parents[2]
+    if not (checkout / "benchmarks" / "run.py").exists():
+        return None
+    sys.path.insert(0, str(checkout))
+    return importlib.import_module("benchmarks.run")

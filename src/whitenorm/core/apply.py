@@ -51,7 +51,7 @@ def apply(x: Tensor, affine: Affine, scale: Scale | None, layout: Layout, like: 
     if not may_write_in_place():
         return layout.join(_scaled(affine.matrix @ x + affine.offset.unsqueeze(-1), scale), like)
     whole, y = layout.empty(like, x.dtype)
-    for block in blocks(x):
+    for block in blocks(x, cut_positions=scale is None):
         out = block.of(y)
         multiply(block.own(affine.matrix), block.of(x), out)
         offset = block.own(affine.offset).unsqueeze(-1)

@@ -28,14 +28,14 @@ class Block(NamedTuple):
         return statistic if statistic.shape[0] == 1 else statistic[self.samples]
 
 
-def blocks(x: Tensor) -> list[Block]:
-    """Blocks of whole samples; a single run of rows is cut along its positions. One block where nothing is gained."""
+def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
+    """Blocks of whole samples; a single sample is cut along its positions, if it may be. One block for small inputs."""
     n, _, _, positions = x.shape
     everything = slice(None)
-    if x.device.type != "cpu" or not may_write_in_place() or x.numel() == 0:
+    if nbytes(x) <= BLOCK_BYTES or x.device.type != "cpu" or not may_write_in_place():
         return [Block(everything, everything)]
     if n == 1:
-        step = max(1, positions * BLOCK_BYTES // nbytes(x))
+        step = max(1, positions * BLOCK_BYTES // nbytes(x)) if cut_positions else positions
         return [Block(everything, slice(start, start + step)) for start in range(0, positions, step)]
     # Samples whose groups are not one run of memory with the next sample's are taken one by one, without a copy.
     step = max(1, n * BLOCK_BYTES // nbytes(x)) if one_batch(x) else 1

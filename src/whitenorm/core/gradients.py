@@ -45,7 +45,7 @@ def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, sc
     """The same where γ and β scale the whitened x within its rows; W·x is computed again, block by block."""
     matrices, sums, products = [], [], []
     scratch, scaled = Scratch(), Scratch()
-    for block in blocks(x):
+    for block in blocks(x, cut_positions=False):
         inner, grads = block.of(x), block.of(grad)
         sums.append(scale.split(grads).sum(-1))
         if scale.weight is not None:
@@ -76,7 +76,7 @@ def input_gradient(
         grad = _times_scale(grad, scale, scratch)
         return layout.join(matrix.mT @ grad + through.matrix @ x + through.offset.unsqueeze(-1), like)
     whole, total = layout.empty(like, x.dtype)
-    for block in blocks(x):
+    for block in blocks(x, cut_positions=scale is None):
         out = block.of(total)
         multiply(block.own(matrix).mT, _times_scale(block.of(grad), scale, scratch), out)
         multiply(block.own(through.matrix), block.of(x), out, add=True)
@@ -95,7 +95,7 @@ def affine_gradients(grad: Tensor, x: Tensor, pooled: bool) -> tuple[Tensor, Ten
     matrices, offsets = zip(*(part(block) for block in blocks(x)), strict=True)
     if len(matrices) == 1:
         return matrices[0], offsets[0]
-    if pooled:
+    if pooled or x.shape[0] == 1:
         return torch.stack(matrices).sum(0), torch.stack(offsets).sum(0)
     return torch.cat(matrices), torch.cat(offsets)
 

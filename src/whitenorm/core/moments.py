@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from whitenorm.core.blocks import BLOCK_BYTES, Scratch, blocks, nbytes
+from whitenorm.core.blocks import Scratch, blocks
 
 
 class Moments(NamedTuple):
@@ -37,7 +36,7 @@ def moments(x: Tensor, pooled: bool) -> Moments:
     number = parts.shape[-1]
     means, covs = [], []
     scratch = Scratch()
-    for block in blocks(parts):
+    for block in blocks(parts, cut_positions=False):
         part = block.of(parts)
         mean = part.mean(-1, keepdim=True)
         centred = torch.sub(part, mean, out=scratch(part))
@@ -72,9 +71,8 @@ def _joined(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parts(x: Tensor) -> Tensor:
-    """One long run of rows ``(1, G, K, M)`` cut into equal parts of a block's size, where its length has a divisor."""
-    if len(blocks(x)) == 1 or x.shape[0] > 1:
+    """One long run of rows ``(1, G, K, M)`` cut into equal parts of about a block's size, if its length allows."""
+    if x.shape[0] > 1:
         return x
-    wanted = math.ceil(nbytes(x) / BLOCK_BYTES)
-    parts = next(parts for parts in range(wanted, 0, -1) if x.shape[3] % parts == 0)
-    return x.squeeze(0).unflatten(-1, (parts, -1)).movedim(-2, 0)
+    parts = next(parts for parts in range(len(blocks(x)), 0, -1) if x.shape[3] % parts == 0)
+    return x.squeeze(0).unflatten(-1, (parts, -1)).movedim(-2, 0) if parts > 1 else x

@@ -13,7 +13,7 @@ from whitenorm.core.layout import Layout
 from whitenorm.core.moments import Moments, moments
 from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
-from whitenorm.solvers.base import Solver, symmetric
+from whitenorm.solvers.base import Solver
 
 
 class Method(NamedTuple):
@@ -196,7 +196,8 @@ def _backward(
         small = fold_backward(grad, x, whitening, mean, weight, bias)
     else:
         small = scaled_backward(grad, x, whitening, mean, scale)
-    grad_cov = method.scale * symmetric(pullback(small.whitening))
+    grad_cov = pullback(small.whitening)
+    grad_cov = grad_cov if method.scale == 1 else method.scale * grad_cov
     through, mixing = pool_backward(
         sample, batch, method.statistics, prepared.mixing, small.mean, grad_cov, prepared.population is not None
     )

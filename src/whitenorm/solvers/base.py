@@ -41,7 +41,7 @@ class Solver:
         raise NotImplementedError
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        """The whitening matrix again, and the map from its gradient to the covariance's."""
+        """The whitening matrix again, and the map from its gradient to the covariance's, which is symmetric."""
         raise NotImplementedError
 
     def differentiable(self, cov: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Custom(Solver):
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         (cov,) = kept
         result = torch.func.vjp(self.differentiable, cov)
-        return result[0], lambda grad: result[1](grad)[0]
+        return result[0], lambda grad: symmetric(result[1](grad)[0])
 
 
 class InverseSqrt(torch.autograd.Function):
