@@ -55,8 +55,9 @@ def measure(shape: tuple[int, ...], rate: float, rounds: int, budget: float) -> 
     names = [name for name in METHODS if name != "SW" or len(shape) > 2]
     rivals = _rivals(shape)
     training = _train({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget)
-    last = {f"{name} channels-last": METHODS[name].layer(shape[1]) for name in names} if len(shape) == 4 else {}
-    training.update(_train(last, shape, rounds, budget, torch.channels_last))
+    if len(shape) == 4:
+        last = {f"{name} channels-last": METHODS[name].layer(shape[1]) for name in names}
+        training.update(_train(last, shape, rounds, budget, torch.channels_last))
     forward = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=True)
     inference = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=False)
     return {
@@ -149,7 +150,7 @@ def _train(
 
         return run
 
-    return interleaved({name: step(module) for name, module in modules.items()}, rounds, budget) if modules else {}
+    return interleaved({name: step(module) for name, module in modules.items()}, rounds, budget)
 
 
 @torch.no_grad()
