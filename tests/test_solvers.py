@@ -5,7 +5,7 @@ import reference
 import torch
 from cases import DEVICES, SOLVERS, TOLERANCE, assert_close
 
-from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, as_solver, inverse_sqrt, sqrt
+from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, as_solver, base, inverse_sqrt, sqrt
 
 EXACT = ["zca", "pca", "cholesky", Newton(steps=40)]
 
@@ -214,3 +214,14 @@ class TestErrors:
     def test_a_function_of_the_wrong_shape(self):
         with pytest.raises(ValueError, match=r"\(3, 3\) torch.float32 \(got \(3,\) torch.float32\)"):
             inverse_sqrt(torch.eye(3), lambda cov: cov[0])
+
+
+@pytest.mark.parametrize("solver", ["newton", Newton(steps=0)], ids=str)
+def test_many_matrices_are_taken_in_chunks(solver, monkeypatch):
+    cov = with_spectrum(SPECTRA["well-conditioned"], batch=(5, 7)).requires_grad_()
+    grad = torch.randn_like(cov)
+    whole = inverse_sqrt(cov, solver)
+    (whole_grad,) = torch.autograd.grad(whole, cov, grad)
+    monkeypatch.setattr(base, "_CHUNK_BYTES", 1000)
+    assert_close(inverse_sqrt(cov, solver), whole, torch.float64)
+    assert_close(torch.autograd.grad(inverse_sqrt(cov, solver), cov, grad)[0], whole_grad, torch.float64)

@@ -112,8 +112,12 @@ class _Given(NamedTuple):
 def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
     pooled = pool(moments(prepared.x, method.pooled), method.statistics, prepared.mixing, prepared.population)
-    cov = pooled.cov if method.scale == 1 else method.scale * pooled.cov
-    return pooled, torch.add(cov, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), alpha=method.eps)
+    return pooled, _regularised(pooled.cov, method)
+
+
+def _regularised(cov: Tensor, method: Method) -> Tensor:
+    cov = cov if method.scale == 1 else method.scale * cov
+    return torch.add(cov, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), alpha=method.eps)
 
 
 def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
@@ -161,6 +165,9 @@ class _Whiten(torch.autograd.Function):
         given = _Given(*tensors)
         mixed = 0 if given.mixing is None else 2 if given.population else 4
         kept = ctx.method.solver.keep(cov, whitening, tuple(rest[max(mixed, 1) :]))
+        if mixed:
+            # It can be mixed again from the moments, which are kept.
+            kept = tuple(None if tensor is cov else tensor for tensor in kept)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, mean, *rest[:mixed], *kept)
@@ -221,8 +228,13 @@ def _unpack(
         return mean, single, single, tuple(rest)
     sample = Moments(rest[0], rest[1], number)
     if prepared.population is not None:
-        return mean, sample, prepared.population, tuple(rest[2:])
-    return mean, sample, Moments(rest[2], rest[3], n * positions), tuple(rest[4:])
+        batch, solver = prepared.population, rest[2:]
+    else:
+        batch, solver = Moments(rest[2], rest[3], n * positions), rest[4:]
+    if any(tensor is None for tensor in solver):
+        cov = _regularised(pool(sample, method.statistics, prepared.mixing, batch).cov, method)
+        solver = [cov if tensor is None else tensor for tensor in solver]
+    return mean, sample, batch, tuple(solver)
 
 
 def _backward_differentiably(given: _Given, method: Method, grad: Tensor) -> list[Tensor | None]:

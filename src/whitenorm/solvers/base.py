@@ -7,7 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from whitenorm.core.mode import may_write_in_place
+
 Pullback = Callable[[Tensor], Tensor]
+
+_CHUNK_BYTES = 2**20
 
 
 def smallest(dtype: torch.dtype) -> float:
@@ -23,6 +27,20 @@ def symmetric(matrix: Tensor) -> Tensor:
 def trace(matrix: Tensor) -> Tensor:
     """The trace of each matrix of a batch, as ``(..., 1, 1)``."""
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+
+
+def by_chunks(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
+    """A function of batches ``(B, K, K)``, applied to ``(..., K, K)``.
+
+    On a CPU, many matrices are taken in chunks that stay in the cache through all of the function's steps.
+    """
+    shape = matrices[0].shape
+    flat = [matrix.reshape(-1, *shape[-2:]) for matrix in matrices]
+    if flat[0].device.type != "cpu" or not may_write_in_place() or flat[0].nbytes <= _CHUNK_BYTES:
+        return function(*flat).reshape(shape)
+    chunk = max(1, len(flat[0]) * _CHUNK_BYTES // flat[0].nbytes)
+    parts = [function(*part) for part in zip(*(matrix.split(chunk) for matrix in flat), strict=True)]
+    return torch.cat(parts).reshape(shape)
 
 
 class Solver:

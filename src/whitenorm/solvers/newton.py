@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.solvers.base import Pullback, Solver, smallest, symmetric, trace
+from whitenorm.solvers.base import Pullback, Solver, by_chunks, smallest, symmetric, trace
 
 
 class Newton(Solver):
@@ -23,7 +23,7 @@ class Newton(Solver):
     directions whose share of the trace is small: their variance stays below one, by design. With
     ``steps=0`` it only scales.
 
-    Gradients pass through the trace. Only the covariance is kept for backward; the iterates are computed again.
+    Gradients pass through the trace. The iterates are not kept for backward, but computed again.
 
     Example::
 
@@ -38,6 +38,16 @@ class Newton(Solver):
         self.steps = steps
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return by_chunks(self._solve, cov), ()
+
+    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return cov, whitening
+
+    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+        cov, whitening = kept
+        return whitening, lambda grad: by_chunks(self._pull_back, cov, whitening, grad)
+
+    def _solve(self, cov: Tensor) -> Tensor:
         root_trace, _, y = _normalised(cov)
         z = _identity(y)
         for k in range(self.steps):
@@ -45,39 +55,27 @@ class Newton(Solver):
             z = t if k == 0 else torch.bmm(t, z)
             if k < self.steps - 1:
                 y = torch.bmm(y, t)
-        return (z / root_trace).reshape(cov.shape), ()
+        return z / root_trace
 
-    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (cov,)
-
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        (cov,) = kept
+    def _pull_back(self, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
         root_trace, scaled, y = _normalised(cov)
         ys, zs, ts = [y], [_identity(y)], []
         for k in range(self.steps):
-            t = _step(ys[k], zs[k], first=k == 0)
-            ts.append(t)
-            zs.append(t if k == 0 else torch.bmm(t, zs[k]))
+            ts.append(_step(ys[k], zs[k], first=k == 0))
             if k < self.steps - 1:
-                ys.append(torch.bmm(ys[k], t))
-        whitening = zs[-1] / root_trace
-
-        def pullback(grad: Tensor) -> Tensor:
-            grad = grad.reshape(y.shape)
-            grad_scaled = _backward_steps(ys, zs, ts, grad / root_trace)
-            through_trace = _inner(grad_scaled, scaled) + _inner(grad, whitening) / 2
-            return ((grad_scaled - through_trace * _identity(y)) / root_trace**2).reshape(cov.shape)
-
-        return whitening.reshape(cov.shape), pullback
+                zs.append(ts[k] if k == 0 else torch.bmm(ts[k], zs[k]))
+                ys.append(torch.bmm(ys[k], ts[k]))
+        grad_scaled = _backward_steps(ys, zs, ts, grad / root_trace)
+        through_trace = _inner(grad_scaled, scaled) + _inner(grad, whitening) / 2
+        return (grad_scaled - through_trace * _identity(y)) / root_trace**2
 
 
 def _normalised(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """√tr Σ, Σ/tr Σ, and where the iteration starts, for matrices as one batch.
+    """√tr Σ, Σ/tr Σ, and where the iteration starts.
 
     The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
     would leave for infinity. It counts as a constant.
     """
-    cov = cov.reshape(-1, *cov.shape[-2:])
     tr = trace(cov).clamp_min(smallest(cov.dtype))
     scaled = cov / tr
     precision = 2 * torch.finfo(cov.dtype).eps
