@@ -49,7 +49,7 @@ def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, sc
         inner, grads = block.of(x), block.of(grad)
         sums.append(scale.split(grads).sum(-1))
         if scale.weight is not None:
-            y = torch.matmul(block.own(whitening), inner, out=scratch(inner))
+            y = _product(block.own(whitening), inner, scratch)
             products.append(scale.split(torch.mul(y, grads, out=scratch(inner))).sum(-1))
         matrices.append(outer(_times_scale(grads, scale, scaled), inner, pooled=False))
     total = torch.cat(sums)  # N, 1, K, C / K
@@ -140,5 +140,16 @@ def _fixed_map(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Ten
 def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
     if scale is None or scale.weight is None:
         return grad
-    split = scale.split(grad)
-    return torch.mul(split, scale.weight, out=scratch(split)).flatten(3)
+    out = scratch(grad)
+    if out is None:
+        return (scale.split(grad) * scale.weight).flatten(3)
+    torch.mul(scale.split(grad), scale.weight, out=scale.split(out))
+    return out
+
+
+def _product(matrix: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
+    out = scratch(x)
+    if out is None:
+        return matrix @ x
+    multiply(matrix, x, out)
+    return out
