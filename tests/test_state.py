@@ -227,6 +227,15 @@ def test_no_work_for_an_input_without_gradient(monkeypatch):
         layer(x).sum().backward()
 
 
+@pytest.mark.parametrize("name", ["bw-grouped", "bw-sigma", "sw5", "iw", "gw"])
+def test_exports_with_any_batch_size(name):
+    layer = make(name).eval()
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(layer, (make_input(name),), dynamic_shapes=({0: batch},)).module()
+    x = torch.randn(7, 12, 5, 5)
+    assert torch.allclose(exported(x), layer(x), atol=1e-5)
+
+
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no-grad"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", ["bw-grouped", "bw-sigma", "sw5", "iw-plain", "gw", "lw"])

@@ -32,7 +32,7 @@ def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
     """Blocks of whole samples; a single sample is cut along its positions, if it may be. One block for small inputs."""
     n, _, _, positions = x.shape
     everything = slice(None)
-    if nbytes(x) <= BLOCK_BYTES or x.device.type != "cpu" or not may_write_in_place():
+    if x.device.type != "cpu" or not may_write_in_place() or nbytes(x) <= BLOCK_BYTES:
         return [Block(everything, everything)]
     if n == 1:
         step = max(1, positions * BLOCK_BYTES // nbytes(x)) if cut_positions else positions
