@@ -27,7 +27,7 @@ class Bench:
     """
 
     quick: bool = False
-    """A few shapes, solvers and models, at 112²: under three minutes. Does not touch the README."""
+    """A few shapes, solvers and models, the models at 112²: about a minute. Does not touch the README."""
     out: Path | None = None
     """JSON file of the results; by default under benchmarks/results."""
     models: bool = True
@@ -56,7 +56,7 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
     shapes = layers.QUICK if bench.quick else layers.SHAPES
     sizes = solvers.QUICK if bench.quick else solvers.SIZES
     names = (models.QUICK if bench.quick else list(MODELS)) if bench.models else []
-    rounds, budget = (8, 6.0) if bench.quick else (25, 30.0)
+    rounds, budget = (8, 6.0) if bench.quick else (12, 12.0)
     torch.manual_seed(0)
     rate = sgemm_rate()
     columns = (
