@@ -143,6 +143,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.barh([place - 0.2 for place in places], ours, 0.4, label="whitenorm", color="tab:blue")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(yticks=list(places), yticklabels=labels, xscale="log", xlabel="forward + backward, times BatchNorm's")
+    axes.set_xticks([1, 2, 5, 10, 20, 50], labels=["1", "2", "5", "10", "20", "50"])
+    axes.xaxis.set_minor_formatter("")
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.legend()

@@ -75,7 +75,7 @@ def test_solvers(name, solver, training):
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("block_bytes", [1, 3000, 6000])
+@pytest.mark.parametrize("block_bytes", [1, 3000, 9000])
 @pytest.mark.parametrize(
     ("name", "shape"),
     [(name, shape) for name in CHANNEL_LAYERS for shape in [(5, 12, 6, 7), (1, 12, 6, 7)]]
@@ -83,8 +83,9 @@ def test_solvers(name, solver, training):
     ids=str,
 )
 def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch):
-    """Large inputs are taken in blocks; here the blocks are small instead."""
+    """Large inputs are taken in blocks; here the blocks are small: a part of a sample, one, or two and a rest."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 1 if block_bytes == 1 else 2**17)
     layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
     x = layout(make_input(shape))
     with torch.no_grad():

@@ -11,6 +11,7 @@ from whitenorm.core.mode import may_write_in_place
 
 # A part of the second-level cache: large enough to hide the cost of calls, small enough to leave room for a copy.
 BLOCK_BYTES = 2**21
+_WORTH_A_CALL = 2**17
 
 
 class Block(NamedTuple):
@@ -37,8 +38,11 @@ def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
     if n == 1:
         step = max(1, positions * BLOCK_BYTES // nbytes(x)) if cut_positions else positions
         return [Block(everything, slice(start, start + step)) for start in range(0, positions, step)]
-    # Samples whose groups are not one run of memory with the next sample's are taken one by one, without a copy.
-    step = max(1, n * BLOCK_BYTES // nbytes(x)) if one_batch(x) else 1
+    step = max(1, n * BLOCK_BYTES // nbytes(x))
+    # Samples whose groups are not one run of memory with the next sample's are taken one by one, which saves a copy,
+    # unless they are so small that the calls would cost more.
+    if not one_batch(x) and nbytes(x) // n >= _WORTH_A_CALL:
+        step = 1
     return [Block(slice(start, start + step), everything) for start in range(0, n, step)]
 
 

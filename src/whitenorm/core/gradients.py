@@ -95,7 +95,7 @@ def affine_gradients(grad: Tensor, x: Tensor, pooled: bool) -> tuple[Tensor, Ten
     matrices, offsets = zip(*(part(block) for block in blocks(x)), strict=True)
     if len(matrices) == 1:
         return matrices[0], offsets[0]
-    if pooled or x.shape[0] == 1:
+    if pooled:
         return torch.stack(matrices).sum(0), torch.stack(offsets).sum(0)
     return torch.cat(matrices), torch.cat(offsets)
 

@@ -29,6 +29,15 @@ def trace(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
 
 
+def rounding(cov: Tensor) -> Tensor:
+    """The size of the rounding error in each covariance, as ``(..., 1, 1)``: below it no eigenvalue is known.
+
+    It counts as a constant.
+    """
+    norm = torch.linalg.matrix_norm(cov.detach(), keepdim=True)
+    return (2 * torch.finfo(cov.dtype).eps * norm).clamp_min(smallest(cov.dtype))
+
+
 def by_chunks(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
     """A function of batches ``(B, K, K)``, applied to ``(..., K, K)``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.solvers.base import Pullback, Solver, smallest, symmetric, trace
+from whitenorm.solvers.base import Pullback, Solver, rounding, symmetric
 
 
 class Cholesky(Solver):
@@ -15,7 +15,7 @@ class Cholesky(Solver):
               \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
 
     where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
-    diagonal. A ridge of the dtype's precision times the trace keeps singular matrices factorable.
+    diagonal. A ridge of rounding error's size keeps singular matrices factorable.
 
     Example::
 
@@ -45,8 +45,7 @@ class Cholesky(Solver):
 
 
 def _factor(cov: Tensor) -> Tensor:
-    ridge = (trace(cov.detach()) * torch.finfo(cov.dtype).eps).clamp_min(smallest(cov.dtype))
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     # cholesky_ex does not raise, which would need a host sync: a matrix that is not finite shows as NaN.
-    factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
+    factor, info = torch.linalg.cholesky_ex(cov + rounding(cov) * identity)
     return torch.where(info[..., None, None] == 0, factor, torch.nan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.solvers.base import Pullback, Solver, by_chunks, smallest, symmetric, trace
+from whitenorm.solvers.base import Pullback, Solver, by_chunks, rounding, smallest, symmetric, trace
 
 
 class Newton(Solver):
@@ -74,13 +74,11 @@ def _normalised(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """√tr Σ, Σ/tr Σ, and where the iteration starts.
 
     The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
-    would leave for infinity. It counts as a constant.
+    would leave for infinity.
     """
     tr = trace(cov).clamp_min(smallest(cov.dtype))
     scaled = cov / tr
-    precision = 2 * torch.finfo(cov.dtype).eps
-    ridge = precision * torch.linalg.matrix_norm(scaled.detach(), keepdim=True)
-    return tr.sqrt(), scaled, scaled + ridge * _identity(cov)
+    return tr.sqrt(), scaled, scaled + rounding(scaled) * _identity(cov)
 
 
 def _identity(cov: Tensor) -> Tensor:
