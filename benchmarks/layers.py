@@ -115,7 +115,7 @@ class GroupedProduct(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         groups, size, _ = self.matrix.shape
         if x.ndim == 2:
-            return (x.view(-1, groups, 1, size) @ self.matrix.mT).view_as(x)
+            return (x.view(-1, groups, size).transpose(0, 1) @ self.matrix.mT).transpose(0, 1).reshape(x.shape)
         return (self.matrix @ x.reshape(x.shape[0], groups, size, -1)).view_as(x)
 
 

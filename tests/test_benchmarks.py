@@ -105,3 +105,12 @@ def test_the_command_knows_the_suite_in_a_checkout(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["bench", "--help"])
     assert "--quick" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (5, 12, 3, 3)], ids=str)
+def test_grouped_product_is_a_grouped_convolution(shape):
+    product = layers.GroupedProduct(12, 4)
+    x = torch.randn(shape)
+    weight = product.matrix.reshape(12, 4, 1, 1)
+    expected = torch.nn.functional.conv2d(x.reshape(*shape[:2], -1, 1), weight, groups=3).reshape(shape)
+    assert torch.allclose(product(x), expected, atol=1e-5)
