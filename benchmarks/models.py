@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.resnet import MODELS, PLACEMENTS, resnet50
-from benchmarks.timing import interleaved, ratio, summarise
+from benchmarks.timing import interleaved, machine, ratio, summarise
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
 # Additional time of a training step over BatchNorm, in percent: GW, table A2; SW, table 1 (CPU).
@@ -50,7 +50,13 @@ def measure(
             "gflops": gflops(model, resolution),
             "batchnorm_ms": summarise(steps["BatchNorm"]).ms,
         }
-    return {"resolution": resolution, "batch": batch, "gflops": gflops(base, resolution), "models": rows}
+    return {
+        "machine": machine(),
+        "resolution": resolution,
+        "batch": batch,
+        "gflops": gflops(base, resolution),
+        "models": rows,
+    }
 
 
 def _step(model: nn.Module, resolution: int, batch: int) -> Callable[[], None]:

@@ -107,7 +107,8 @@ def markdown(results: dict[str, Any]) -> str:
     for entry in results.get("models", []):
         lines += [
             "",
-            f"ResNet-50 at {entry['resolution']}², batch {entry['batch']}, BatchNorm {entry['gflops']:.3f} GFLOPs:",
+            f"ResNet-50 at {entry['resolution']}², batch {entry['batch']}, BatchNorm {entry['gflops']:.3f} GFLOPs, commit "
+            f"`{entry['machine']['commit'][:10]}`:",
             "",
             "| norms | training step | paper | inference | GFLOPs |",
             "| --- | ---: | ---: | ---: | ---: |",
