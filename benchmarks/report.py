@@ -107,8 +107,8 @@ def markdown(results: dict[str, Any]) -> str:
     for entry in results.get("models", []):
         lines += [
             "",
-            f"ResNet-50 at {entry['resolution']}², batch {entry['batch']}, BatchNorm {entry['gflops']:.3f} GFLOPs, commit "
-            f"`{entry['machine']['commit'][:10]}`:",
+            f"ResNet-50 at {entry['resolution']}², batch {entry['batch']}, commit "
+            f"`{entry['machine']['commit'][:10]}`; with BatchNorm {entry['gflops']:.3f} GFLOPs:",
             "",
             "| norms | training step | paper | inference | GFLOPs |",
             "| --- | ---: | ---: | ---: | ---: |",
