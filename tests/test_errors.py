@@ -52,6 +52,14 @@ def test_wrong_rank(make, shape):
         make(12)(torch.randn(shape))
 
 
+@pytest.mark.parametrize("shape", [(12,), (1, 12, 2, 2, 2, 2)], ids=str)
+def test_functions_check_the_rank_too(shape):
+    x = torch.randn(shape)
+    for function in (functional.instance_whitening, lambda x: functional.group_whitening(x, 4)):
+        with pytest.raises(ValueError, match=f"expected 2D to 5D input .* \\(got {len(shape)}D input"):
+            function(x)
+
+
 def test_token_shape_is_made_of_whole_numbers():
     for shape in (12.0, (3, 0), ()):
         with pytest.raises(ValueError, match="normalized_shape to be a whole number"):

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"matplotlib", "rich", "tyro"}:
+        if name.split(".")[0] in {"matplotlib", "numpy", "rich", "tyro"}:
             raise ModuleNotFoundError(f"refused: {name}", name=name)
 sys.meta_path.insert(0, Refuse())
 import torch, whitenorm

@@ -5,7 +5,7 @@ import reference
 import torch
 from cases import DEVICES, SOLVERS, TOLERANCE, assert_close
 
-from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, as_solver, base, inverse_sqrt, sqrt
+from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, Solver, as_solver, base, inverse_sqrt, sqrt
 
 EXACT = ["zca", "pca", "cholesky", Newton(steps=40)]
 
@@ -183,6 +183,14 @@ def test_solvers_compare_and_print_by_value():
 
 
 class TestErrors:
+    def test_an_unfinished_solver_cannot_be_made(self):
+        class Unfinished(Solver):
+            def solve(self, cov):
+                return cov, ()
+
+        with pytest.raises(TypeError, match="abstract"):
+            Unfinished()
+
     @pytest.mark.parametrize("solver", ["svd", None, 3, ZCA])
     def test_unknown_solver_lists_the_known_ones(self, solver):
         with pytest.raises(ValueError, match='"newton", "zca", "pca", "cholesky"'):

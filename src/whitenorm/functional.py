@@ -10,11 +10,11 @@ from torch import Tensor
 from whitenorm.core.apply import fold
 from whitenorm.core.check import (
     check_batch,
-    check_channels,
     check_divides,
     check_eps,
     check_parameter,
     check_positions,
+    check_rank,
     check_running,
     check_statistics,
     fit_group_size,
@@ -310,9 +310,7 @@ def _fixed_whitening(
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:
     check_floating("input", input)
     check_eps(eps)
-    if input.ndim < 2:
-        raise ValueError(f"expected input (N, C, ...) of at least 2 dimensions (got shape {tuple(input.shape)})")
-    check_channels(input, input.shape[1])
+    check_rank(input)
     check_parameter("weight", weight, input.shape[1])
     check_parameter("bias", bias, input.shape[1])
     return fit_group_size(input.shape[1], group_size)

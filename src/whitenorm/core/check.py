@@ -75,12 +75,16 @@ def check_statistics(statistics: tuple[str, ...]) -> None:
         raise ValueError(f"expected each statistic once (got {statistics!r}); leave the repeated one out")
 
 
-def check_channels(x: Tensor, num_features: int) -> None:
+def check_rank(x: Tensor) -> None:
     if x.ndim not in (2, 3, 4, 5):
         raise ValueError(
             f"expected 2D to 5D input (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W) (got {x.ndim}D input of "
             f"shape {tuple(x.shape)})"
         )
+
+
+def check_channels(x: Tensor, num_features: int) -> None:
+    check_rank(x)
     if x.shape[1] != num_features:
         raise ValueError(
             f"expected {num_features} channels in dimension 1 (got {x.shape[1]} in input of shape {tuple(x.shape)}); "

@@ -55,7 +55,7 @@ def whiten(
     r"""Whiten ``(N, C, ...)``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
 
     Statistics and matrices are computed in float32 at least; y has the dtype of x. Kept for backward: x, and per
-    covariance one matrix for the solver and, for mixed statistics, the covariance itself.
+    covariance the one or two matrices that the solver asks for and, for mixed statistics, the samples' own.
 
     Args:
         x: of any strides.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -52,24 +53,24 @@ def by_chunks(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
     return torch.cat(parts).reshape(shape)
 
 
-class Solver:
+class Solver(ABC):
     """A way from covariance matrices ``(..., K, K)`` to whitening matrices of the same shape.
 
-    A solver is stateless and compares by value. It gives the matrix in three ways, so that the fused backward
-    of the layers can keep one K×K tensor per covariance and still have analytic gradients.
+    A solver is stateless and compares by value. It says itself what to keep for backward, so that the layers can keep
+    one or two K×K tensors per covariance and still have analytic gradients.
     """
 
+    @abstractmethod
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The whitening matrix, and what else was found on the way to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Which of these tensors :meth:`vjp` starts from."""
-        raise NotImplementedError
 
+    @abstractmethod
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         """The whitening matrix again, and the map from its gradient to the covariance's, which is symmetric."""
-        raise NotImplementedError
 
     def differentiable(self, cov: Tensor) -> Tensor:
         """The whitening matrix as a graph that autograd can differentiate to any order."""
