@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -49,19 +50,29 @@ def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
 class Scratch:
     """Memory for a block's intermediate result, used again for the next block.
 
-    Fresh memory costs a CPU more than the arithmetic on it. A call gives a tensor to pass as ``out``, or None where
-    nothing may be written in place.
+    Fresh memory costs a CPU more than the arithmetic on it, unless it is small. A call gives a tensor to pass as
+    ``out``, or None where it would not help, or where nothing may be written in place.
     """
 
     def __init__(self) -> None:
         self._buffer: Tensor | None = None
 
     def __call__(self, like: Tensor) -> Tensor | None:
-        if like.device.type != "cpu" or not may_write_in_place():
+        if nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu" or not may_write_in_place():
             return None
         if self._buffer is None or self._buffer.shape != like.shape:
             self._buffer = _padded(like) if like.is_contiguous() else torch.empty_like(like)
         return self._buffer
+
+
+class Ring:
+    """Several pieces of scratch memory, given out in turn: the first is written over when all have been used."""
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = itertools.cycle([Scratch() for _ in range(pieces)])
+
+    def __call__(self, like: Tensor) -> Tensor | None:
+        return next(self._pieces)(like)
 
 
 def _padded(like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from whitenorm.core.mode import may_write_in_place
 
 Pullback = Callable[[Tensor], Tensor]
 
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 2**19
 
 
 def smallest(dtype: torch.dtype) -> float:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from whitenorm.core.blocks import Ring
 from whitenorm.solvers.base import Pullback, Solver, by_chunks, rounding, smallest, symmetric, trace
+
+# Products that are still needed at any time, going forward or going back.
+_IN_USE = 6
 
 
 class Newton(Solver):
@@ -38,80 +45,96 @@ class Newton(Solver):
         self.steps = steps
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return by_chunks(self._solve, cov), ()
+        return by_chunks(partial(self._solve, Ring(_IN_USE)), cov), ()
 
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return cov, whitening
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         cov, whitening = kept
-        return whitening, lambda grad: by_chunks(self._pull_back, cov, whitening, grad)
+        rings = Ring(3 * self.steps + 1), Ring(_IN_USE)
+        return whitening, lambda grad: by_chunks(partial(self._pull_back, *rings), cov, whitening, grad)
 
-    def _solve(self, cov: Tensor) -> Tensor:
-        root_trace, _, y = _normalised(cov)
-        z = _identity(y)
-        for k in range(self.steps):
-            t = _step(y, z, first=k == 0)
-            z = t if k == 0 else torch.bmm(t, z)
-            if k < self.steps - 1:
-                y = torch.bmm(y, t)
-        return z / root_trace
+    def _solve(self, ring: Ring, cov: Tensor) -> Tensor:
+        root_trace = _root_trace(cov)
+        if self.steps == 0:
+            return torch.diag_embed((1 / root_trace).squeeze(-1).expand(cov.shape[:-1]))
+        iterate = _first(ring, cov, root_trace)
+        for _ in range(1, self.steps):
+            iterate = _next(ring, *iterate)
+        return _times(iterate.t, iterate.z, ring) / root_trace
 
-    def _pull_back(self, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
-        root_trace, scaled, y = _normalised(cov)
-        ys, zs, ts = [y], [_identity(y)], []
-        for k in range(self.steps):
-            ts.append(_step(ys[k], zs[k], first=k == 0))
-            if k < self.steps - 1:
-                zs.append(ts[k] if k == 0 else torch.bmm(ts[k], zs[k]))
-                ys.append(torch.bmm(ys[k], ts[k]))
-        grad_scaled = _backward_steps(ys, zs, ts, grad / root_trace)
-        through_trace = _inner(grad_scaled, scaled) + _inner(grad, whitening) / 2
-        return (grad_scaled - through_trace * _identity(y)) / root_trace**2
+    def _pull_back(self, ring: Ring, grads: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
+        root_trace = _root_trace(cov)
+        through_trace = _inner(grad, whitening) / 2
+        if self.steps == 0:
+            return torch.diag_embed((-through_trace / root_trace**2).squeeze(-1).expand(cov.shape[:-1]))
+        iterates = [_first(ring, cov, root_trace)]
+        for _ in range(1, self.steps):
+            iterates.append(_next(ring, *iterates[-1]))
+        grad_first = _backward_steps(iterates, torch.div(grad, root_trace, out=grads(grad)), grads)
+        grad_scaled = symmetric(grad_first) / -2
+        through_trace = through_trace + _inner(grad_scaled, cov) / root_trace**2
+        return _plus_identity(grad_scaled, -through_trace.squeeze(-1)) / root_trace**2
 
 
-def _normalised(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """√tr Σ, Σ/tr Σ, and where the iteration starts.
+class _Iterate(NamedTuple):
+    """Y, Z and T of a step, with the factor -1/2 in Y: T = 3/2·I + Z·Y. The first Z, the identity, is None."""
 
-    The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
+    y: Tensor
+    z: Tensor | None
+    t: Tensor
+
+
+def _first(ring: Ring, cov: Tensor, root_trace: Tensor) -> _Iterate:
+    """The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
     would leave for infinity.
     """
-    tr = trace(cov).clamp_min(smallest(cov.dtype))
-    scaled = cov / tr
-    return tr.sqrt(), scaled, scaled + rounding(scaled) * _identity(cov)
+    factor = -0.5 / root_trace**2
+    y = _plus_identity(torch.mul(cov, factor, out=ring(cov)), (rounding(cov) * factor).squeeze(-1))
+    return _Iterate(y, None, _plus_identity(y.clone(), 1.5))
 
 
-def _identity(cov: Tensor) -> Tensor:
-    return torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device).expand_as(cov)
+def _next(ring: Ring, y: Tensor, z: Tensor | None, t: Tensor) -> _Iterate:
+    z = _times(t, z, ring)
+    y = torch.bmm(y, t, out=ring(y))
+    return _Iterate(y, z, _plus_identity(torch.bmm(z, y, out=ring(y)), 1.5))
+
+
+def _backward_steps(iterates: list[_Iterate], grad_z: Tensor, ring: Ring) -> Tensor:
+    """The gradient of the last Z taken back to the first Y.
+
+    The iterates are symmetric, so no product needs a transposed operand. The gradients between steps are not, and
+    must stay so: replacing them by their symmetric part, though it changes no sum, makes the recursion unstable.
+    """
+    grad_y = None
+    for y, z, t in reversed(iterates):
+        grad_t = _times(grad_z, z, ring)
+        grad_t = grad_t if grad_y is None else grad_t.baddbmm_(y, grad_y)
+        if z is None:
+            through_t = grad_t
+        else:
+            grad_z = torch.bmm(t, grad_z, out=ring(t)).baddbmm_(grad_t, y)
+            through_t = torch.bmm(z, grad_t, out=ring(t))
+        grad_y = through_t if grad_y is None else through_t.baddbmm_(grad_y, t)
+    assert grad_y is not None
+    return grad_y
+
+
+def _times(a: Tensor, z: Tensor | None, ring: Ring) -> Tensor:
+    return a if z is None else torch.bmm(a, z, out=ring(a))
+
+
+def _root_trace(cov: Tensor) -> Tensor:
+    return trace(cov).clamp_min(smallest(cov.dtype)).sqrt()
+
+
+def _plus_identity(matrix: Tensor, factor: float | Tensor) -> Tensor:
+    """matrix + factor·I, written into the matrix."""
+    matrix.diagonal(dim1=-2, dim2=-1).add_(factor)
+    return matrix
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """tr(aᵀb) of each pair, as ``(..., 1, 1)``."""
     return (a * b).sum((-2, -1), keepdim=True)
-
-
-def _step(y: Tensor, z: Tensor, first: bool) -> Tensor:
-    """T = (3I - Z·Y) / 2; the first Z is the identity."""
-    if first:
-        return 1.5 * _identity(y) - y / 2
-    return torch.baddbmm(_identity(y), z, y, beta=1.5, alpha=-0.5)
-
-
-def _backward_steps(ys: list[Tensor], zs: list[Tensor], ts: list[Tensor], grad_z: Tensor) -> Tensor:
-    """The gradient of the last Z taken back to the first Y, the trace-normalised covariance.
-
-    The iterates are symmetric, so no product needs a transposed operand. The gradients between steps are not, and
-    must stay so: replacing them by their symmetric part, though it changes no sum, makes the recursion unstable.
-    """
-    # The last step has no gradient of Y yet, and before the first one Z is the identity, which asks for none.
-    last = len(ts) - 1
-    grad_y = torch.zeros_like(grad_z)
-    for k in range(last, -1, -1):
-        grad_t = grad_z if k == 0 else torch.bmm(grad_z, zs[k])
-        if k < last:
-            grad_t = torch.baddbmm(grad_t, ys[k], grad_y)
-        if k > 0:
-            grad_z = torch.baddbmm(torch.bmm(ts[k], grad_z), grad_t, ys[k], alpha=-0.5)
-        through_t = grad_t if k == 0 else torch.bmm(zs[k], grad_t)
-        grad_y = torch.add(torch.bmm(grad_y, ts[k]), through_t, alpha=-0.5) if k < last else -0.5 * through_t
-    return symmetric(grad_y)
