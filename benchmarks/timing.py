@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import random
 import statistics
 import subprocess
 import time
@@ -22,16 +23,18 @@ class Timing(NamedTuple):
 
 
 def interleaved(runs: dict[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, list[float]]:
-    """Seconds of each run, one after another in every round, after one round to warm up.
+    """Seconds of each run, all of them in every round, after one round to warm up.
 
-    Stops early, but not before three rounds, when ``budget`` seconds are spent.
+    Each round has an order of its own: a run finds the caches as the one before it left them. Stops early, but not before three rounds, when ``budget`` seconds are spent.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     start = time.perf_counter()
+    order, shuffle = list(runs), random.Random(0).shuffle
     for i in range(rounds + 1):
-        for name, run in runs.items():
+        shuffle(order)
+        for name in order:
             before = time.perf_counter()
-            run()
+            runs[name]()
             times[name].append(time.perf_counter() - before)
         if i >= 3 and time.perf_counter() - start > budget:
             break

@@ -87,11 +87,11 @@ def _scaled(y: Tensor, scale: Scale | None) -> Tensor:
 
 
 def _scale_in_place(y: Tensor, offset: Tensor, scale: Scale) -> None:
-    """y ← γ·(y + offset) + β, in one pass."""
+    """y ← γ·(y + offset) + β."""
     split, offset = scale.split(y), offset.unsqueeze(-1)
     shift = offset if scale.weight is None else offset * scale.weight
     shift = shift if scale.bias is None else shift + scale.bias
-    if scale.weight is None:
-        split.add_(shift)
-    else:
-        torch.addcmul(shift, split, scale.weight, out=split)
+    # Two passes: each is vectorised, which addcmul with broadcast operands is not.
+    if scale.weight is not None:
+        split.mul_(scale.weight)
+    split.add_(shift)

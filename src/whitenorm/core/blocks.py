@@ -52,16 +52,20 @@ class Scratch:
 
     Fresh memory costs a CPU more than the arithmetic on it, unless it is small. A call gives a tensor to pass as
     ``out``, or None where it would not help, or where nothing may be written in place.
+
+    Padded, its rows are not a large power of two apart: such rows share the same few places in a cache, which slows
+    down a product that reads them. A batched product cannot be written there without a detour.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, padded: bool = False) -> None:
+        self._padded = padded
         self._buffer: Tensor | None = None
 
     def __call__(self, like: Tensor) -> Tensor | None:
         if nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu" or not may_write_in_place():
             return None
         if self._buffer is None or self._buffer.shape != like.shape:
-            self._buffer = _padded(like) if like.is_contiguous() else torch.empty_like(like)
+            self._buffer = _padded(like) if self._padded and like.is_contiguous() else torch.empty_like(like)
         return self._buffer
 
 

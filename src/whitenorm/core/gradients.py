@@ -42,16 +42,17 @@ def fold_backward(
 
 
 def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale) -> FoldGradients:
-    """The same where γ and β scale the whitened x within its rows; W·x is computed again, block by block."""
+    """The same where γ and β scale the whitened x within its rows."""
     matrices, sums, products = [], [], []
-    scratch, scaled = Scratch(), Scratch()
     for block in blocks(x, cut_positions=False):
         inner, grads = block.of(x), block.of(grad)
         sums.append(scale.split(grads).sum(-1))
-        if scale.weight is not None:
-            y = _product(block.own(whitening), inner, scratch)
-            products.append(scale.split(torch.mul(y, grads, out=scratch(inner))).sum(-1))
-        matrices.append(outer(_times_scale(grads, scale, scaled), inner, pooled=False))
+        if scale.weight is None:
+            matrices.append(outer(grads, inner, pooled=False))
+        else:
+            matrix, product = _scaled_products(grads, inner, block.own(whitening), scale)
+            matrices.append(matrix)
+            products.append(product)
     total = torch.cat(sums)  # N, 1, K, C / K
     weight = 1 if scale.weight is None else scale.weight.squeeze(-1)
     grad_offset = (total * weight).sum(-1)
@@ -65,6 +66,22 @@ def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, sc
         weight=grad_weight,
         bias=None if scale.bias is None else total.sum((0, 1)).flatten(),
     )
+
+
+def _scaled_products(grad: Tensor, x: Tensor, whitening: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+    """(γ·grad)·xᵀ as ``(N, 1, K, K)``, and grad times W·x, summed over each channel, as ``(N, 1, K, C / K)``.
+
+    Both come from grad·xᵀ of each channel of the groups, where channels are long enough for such matrices to be small.
+    Otherwise, as in vectors, W·x is computed again.
+    """
+    assert scale.weight is not None
+    if 2 * scale.split(x).shape[-1] < x.shape[2]:
+        products = scale.split(whitening @ x * grad).sum(-1)
+        return outer((scale.split(grad) * scale.weight).flatten(3), x, pooled=False), products
+    channels = zip(scale.split(grad).unbind(3), scale.split(x).unbind(3), strict=True)
+    matrices = torch.stack([outer(g, values, pooled=False) for g, values in channels], 2)  # N, 1, C / K, K, K
+    products = (matrices * whitening.unsqueeze(2)).sum(-1).mT
+    return (matrices * scale.weight.transpose(0, 1)).sum(2), products
 
 
 def input_gradient(
@@ -144,12 +161,4 @@ def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
     if out is None:
         return (scale.split(grad) * scale.weight).flatten(3)
     torch.mul(scale.split(grad), scale.weight, out=scale.split(out))
-    return out
-
-
-def _product(matrix: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
-    out = scratch(x)
-    if out is None:
-        return matrix @ x
-    multiply(matrix, x, out)
     return out

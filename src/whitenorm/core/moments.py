@@ -35,7 +35,7 @@ def moments(x: Tensor, pooled: bool) -> Moments:
     parts = _parts(x) if pooled else x
     number = parts.shape[-1]
     means, covs = [], []
-    scratch = Scratch()
+    scratch = Scratch(padded=True)
     for block in blocks(parts, cut_positions=False):
         part = block.of(parts)
         mean = part.mean(-1, keepdim=True)
