@@ -62,7 +62,7 @@ class Scratch:
         self._buffer: Tensor | None = None
 
     def __call__(self, like: Tensor) -> Tensor | None:
-        if nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu" or not may_write_in_place():
+        if not may_write_in_place() or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
             return None
         if self._buffer is None or self._buffer.shape != like.shape:
             self._buffer = _padded(like) if self._padded and like.is_contiguous() else torch.empty_like(like)
