@@ -25,7 +25,8 @@ class Timing(NamedTuple):
 def interleaved(runs: dict[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, list[float]]:
     """Seconds of each run, all of them in every round, after one round to warm up.
 
-    Each round has an order of its own: a run finds the caches as the one before it left them. Stops early, but not before three rounds, when ``budget`` seconds are spent.
+    Each round has an order of its own: a run finds the caches as the one before it left them. Stops early, but not
+    before three rounds, when ``budget`` seconds are spent.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     start = time.perf_counter()

@@ -23,12 +23,14 @@ from cases import (
 
 import whitenorm
 from whitenorm.core import blocks
-from whitenorm.core.layout import channel_groups
+from whitenorm.core.layout import channel_groups, sample_groups
+from whitenorm.solvers import Newton
 
 
-def compare(layer, x, dtype):
-    """Run both on the same input and the same output gradient."""
+def compare(layer, x, dtype, smooth=False):
+    """Run both on the same input and the same output gradient; ``smooth`` for exact roots at repeated eigenvalues."""
     naive = twin(layer)
+    naive.solver = reference.inverse_root if smooth else naive.solver
     x = x.detach().requires_grad_()
     x64 = x.detach().to(device="cpu", dtype=torch.float64).requires_grad_()
     y, expected = layer(x), reference.forward(naive, x64)
@@ -85,7 +87,7 @@ def test_solvers(name, solver, training):
 def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch):
     """Large inputs are taken in blocks; here the blocks are small: a part of a sample, one, or two and a rest."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 1 if block_bytes == 1 else 2**17)
+    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 2**17 if block_bytes == 3000 else 1)
     layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
     x = layout(make_input(shape))
     with torch.no_grad():
@@ -118,6 +120,19 @@ def test_tokens_of_several_dimensions():
     compare(layer, torch.randn(5, 3, 8, dtype=torch.float64), torch.float64)
 
 
-def test_group_whitening_of_vectors():
-    layer = randomise(whitenorm.GroupWhitening(3, 12, dtype=torch.float64))
-    compare(layer, torch.randn(7, 12, dtype=torch.float64), torch.float64)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("eps", [1e-5, 0.5])
+@pytest.mark.parametrize("solver", [*map(Newton, (0, 1, 5, 9)), "zca", "cholesky"], ids=str)
+@pytest.mark.parametrize("num_groups", [3, 4, 6, 12])
+def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
+    """Where there are more groups than channels in each, the dual is solved; the reference knows of none."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 1)
+    layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=torch.float64))
+    compare(layer, torch.randn(7, 24, dtype=torch.float64) + 3, torch.float64, smooth=solver == "zca")
+
+
+def test_a_dual_is_used_where_it_is_smaller():
+    x = torch.randn(7, 24)
+    sizes = {g: sample_groups(x, g, may_be_dual=True).split(x).shape[2] for g in (3, 4, 6, 12)}
+    assert sizes == {3: 3, 4: 4, 6: 4, 12: 2}

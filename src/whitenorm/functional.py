@@ -157,7 +157,10 @@ def group_whitening(
     _check(input, eps, None, weight, bias)
     check_divides("num_groups", num_groups, "channels", input.shape[1])
     check_positions(input, "group", math.prod(input.shape[1:]) // num_groups)
-    method = Method(sample_groups(input, num_groups), ("iw",), as_solver(solver), eps)
+    solver = as_solver(solver)
+    reduced = solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
+    layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
+    method = Method(layout, ("iw",), reduced if layout.dual and reduced is not None else solver, eps)
     return whiten_groups(input, method, weight, bias).y
 
 

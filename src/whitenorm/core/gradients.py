@@ -41,34 +41,44 @@ def fold_backward(
     )
 
 
-def scaled_backward(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale) -> FoldGradients:
+def scaled_backward(
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale, layout: Layout
+) -> FoldGradients:
     """The same where γ and β scale the whitened x within its rows."""
-    matrices, sums, products = [], [], []
+    matrices, offsets, weights, biases = [], [], [], []
+    scratch = Scratch(), Scratch()
     for block in blocks(x, cut_positions=False):
-        inner, grads = block.of(x), block.of(grad)
-        sums.append(scale.split(grads).sum(-1))
+        inner, grads, matrix = block.of(x), block.of(grad), block.own(whitening)
+        sums = _over_channel(grads, scale)
+        biases.append(layout.channel_sums(sums))
         if scale.weight is None:
             matrices.append(outer(grads, inner, pooled=False))
-        else:
-            matrix, product = _scaled_products(grads, inner, block.own(whitening), scale)
-            matrices.append(matrix)
-            products.append(product)
-    total = torch.cat(sums)  # N, 1, K, C / K
-    weight = 1 if scale.weight is None else scale.weight.squeeze(-1)
-    grad_offset = (total * weight).sum(-1)
-    grad_weight = None
-    if scale.weight is not None:
-        centre = whitening @ mean.unsqueeze(-1)
-        grad_weight = (torch.cat(products) - total * centre).sum((0, 1)).flatten()
+            offsets.append(sums.sum(-1))
+            continue
+        grad_matrix, products = _scaled_products(grads, inner, matrix, scale, *scratch)
+        matrices.append(grad_matrix)
+        offsets.append((sums * scale.weight.squeeze(-1)).sum(-1))
+        # In a dual, the mean is in the matrix.
+        products = products if layout.dual else products - sums * (matrix @ block.own(mean).unsqueeze(-1))
+        weights.append(layout.channel_sums(products))
+    grad_offset = torch.cat(offsets)
     return FoldGradients(
         whitening=torch.cat(matrices) - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2),
         mean=-(whitening.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
-        weight=grad_weight,
-        bias=None if scale.bias is None else total.sum((0, 1)).flatten(),
+        weight=None if scale.weight is None else torch.stack(weights).sum(0),
+        bias=None if scale.bias is None else torch.stack(biases).sum(0),
     )
 
 
-def _scaled_products(grad: Tensor, x: Tensor, whitening: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+def _over_channel(values: Tensor, scale: Scale) -> Tensor:
+    """Sums over the positions of each channel, ``(N, 1, K, C / K)``."""
+    split = scale.split(values)
+    return split.squeeze(-1) if split.shape[-1] == 1 else split.sum(-1)
+
+
+def _scaled_products(
+    grad: Tensor, x: Tensor, whitening: Tensor, scale: Scale, left: Scratch, right: Scratch
+) -> tuple[Tensor, Tensor]:
     """(γ·grad)·xᵀ as ``(N, 1, K, K)``, and grad times W·x, summed over each channel, as ``(N, 1, K, C / K)``.
 
     Both come from grad·xᵀ of each channel of the groups, where channels are long enough for such matrices to be small.
@@ -76,8 +86,8 @@ def _scaled_products(grad: Tensor, x: Tensor, whitening: Tensor, scale: Scale) -
     """
     assert scale.weight is not None
     if 2 * scale.split(x).shape[-1] < x.shape[2]:
-        products = scale.split(whitening @ x * grad).sum(-1)
-        return outer((scale.split(grad) * scale.weight).flatten(3), x, pooled=False), products
+        product = torch.mul(_product(whitening, x, left), grad, out=left(x))
+        return outer(_times_scale(grad, scale, right), x, pooled=False), _over_channel(product, scale)
     channels = zip(scale.split(grad).unbind(3), scale.split(x).unbind(3), strict=True)
     matrices = torch.stack([outer(g, values, pooled=False) for g, values in channels], 2)  # N, 1, C / K, K, K
     products = (matrices * whitening.unsqueeze(2)).sum(-1).mT
@@ -161,4 +171,12 @@ def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
     if out is None:
         return (scale.split(grad) * scale.weight).flatten(3)
     torch.mul(scale.split(grad), scale.weight, out=scale.split(out))
+    return out
+
+
+def _product(matrix: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
+    out = scratch(x)
+    if out is None:
+        return matrix @ x
+    multiply(matrix, x, out)
     return out

@@ -17,7 +17,8 @@ class Layout(NamedTuple):
 
     ``groups`` is G and ``features`` is K. ``across`` tells what the K features are: the channels of a group, or, in
     Group Whitening, the groups of a sample. ``rows`` says that neighbouring channels are neighbours in memory; if all
-    samples are ``pooled`` in one statistic, they are then one long run of rows, ``(1, G, K, N·L)``.
+    samples are ``pooled`` in one statistic, they are then one long run of rows, ``(1, G, K, N·L)``. The ``dual`` of
+    vectors across groups has K and L exchanged; see :mod:`whitenorm.core.dual`.
     """
 
     groups: int
@@ -25,11 +26,14 @@ class Layout(NamedTuple):
     rows: bool
     pooled: bool = False
     across: bool = False
+    dual: bool = False
 
     def split(self, x: Tensor) -> Tensor:
         """``(N, C, ...)`` as ``(N, G, K, L)``."""
         n, channels, *positions = x.shape
         length = math.prod(positions)
+        if self.dual:
+            return x.reshape(n, 1, self.features, channels // self.features).mT
         if self.across or not self.rows:
             return x.reshape(n, self.groups, self.features, channels * length // (self.groups * self.features))
         rows = (1, n * length) if self.pooled else (n, length)
@@ -38,7 +42,7 @@ class Layout(NamedTuple):
     def join(self, y: Tensor, like: Tensor) -> Tensor:
         """Undo :meth:`split`: the shape of ``like``, which this layout was made for, and its memory format."""
         if not self.rows:
-            return y.reshape(like.shape)
+            return (y.mT if self.dual else y).reshape(like.shape)
         n, channels, *positions = like.shape
         rows = y.reshape(n, channels, *positions).movedim(1, -1) if self.across else y.permute(0, 3, 1, 2)
         return rows.reshape(n, *positions, channels).contiguous().movedim(-1, 1)
@@ -66,8 +70,13 @@ class Layout(NamedTuple):
     def parameter(self, vector: Tensor) -> Tensor:
         """A per-channel vector ``(C,)`` as ``(G, K)``, or, across groups, as ``(K, C / K, 1)``."""
         if self.across:
-            return vector.reshape(self.features, -1, 1)
+            matrix = vector.reshape(self.features, -1)
+            return (matrix.mT if self.dual else matrix).unsqueeze(-1)
         return vector.reshape(self.groups, self.features)
+
+    def channel_sums(self, values: Tensor) -> Tensor:
+        """Sums ``(C,)`` over the samples of what is given a sample and channel, as ``(N, 1, K, C / K)``."""
+        return (values.mT if self.dual else values).sum((0, 1)).flatten()
 
 
 def channel_groups(x: Tensor, group_size: int, pooled: bool) -> Layout:
@@ -85,18 +94,25 @@ def channel_groups(x: Tensor, group_size: int, pooled: bool) -> Layout:
     return Layout(x.shape[1] // group_size, group_size, channels_last(x), pooled)
 
 
-def sample_groups(x: Tensor, num_groups: int) -> Layout:
+def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool) -> Layout:
     """Each group's channels and positions in a row, and the rows of a sample whitened against each other.
+
+    Vectors with more groups than channels in each have a smaller dual.
 
     Example::
 
         >>> x = torch.zeros(2, 6, 5, 5)
-        >>> sample_groups(x, 3).split(x).shape
+        >>> sample_groups(x, 3, may_be_dual=True).split(x).shape
         torch.Size([2, 1, 3, 50])
+        >>> x = torch.zeros(8, 6)
+        >>> sample_groups(x, 3, may_be_dual=True).split(x).shape
+        torch.Size([8, 1, 2, 3])
     """
+    vectors = math.prod(x.shape[2:]) == 1
     # In (N, C) the channels are one run of memory either way.
-    rows = channels_last(x) and math.prod(x.shape[2:]) > 1
-    return Layout(1, num_groups, rows, across=True)
+    rows = channels_last(x) and not vectors
+    dual = may_be_dual and vectors and num_groups * num_groups > x.shape[1]
+    return Layout(1, num_groups, rows, across=True, dual=dual)
 
 
 def channels_last(x: Tensor) -> bool:

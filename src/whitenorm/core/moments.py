@@ -18,13 +18,14 @@ class Moments(NamedTuple):
     number: int
 
 
-def moments(x: Tensor, pooled: bool) -> Moments:
+def moments(x: Tensor, pooled: bool, dual: bool = False) -> Moments:
     r"""Mean and covariance of ``x[N, G, K, L]`` over the positions, and with ``pooled`` over the samples too.
 
     .. math:: \mu = \frac1m \sum_i x_i, \qquad \Sigma = \frac1m \sum_i (x_i - \mu)(x_i - \mu)^T
 
     The data are centred before the product: squares of an offset would drown the covariance in rounding errors. Each
     part is centred by its own mean, so that one read of x serves both moments; pooling adds what is between the parts.
+    A ``dual`` exchanges what features and positions are: it centres over the features, and has no mean of its own.
 
     Example::
 
@@ -33,14 +34,15 @@ def moments(x: Tensor, pooled: bool) -> Moments:
         (torch.Size([1, 2, 3]), torch.Size([1, 2, 3, 3]), 100)
     """
     parts = _parts(x) if pooled else x
-    number = parts.shape[-1]
+    over = -2 if dual else -1
+    number = parts.shape[over]
     means, covs = [], []
     scratch = Scratch(padded=True)
     for block in blocks(parts, cut_positions=False):
         part = block.of(parts)
-        mean = part.mean(-1, keepdim=True)
+        mean = part.mean(over, keepdim=True)
         centred = torch.sub(part, mean, out=scratch(part))
-        means.append(mean.squeeze(-1))
+        means.append(part.new_zeros(part.shape[:3]) if dual else mean.squeeze(-1))
         covs.append(outer(centred, centred, pooled))
     mean = means[0] if len(means) == 1 else torch.cat(means)
     if not pooled:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.apply import Scale, apply, fold
+from whitenorm.core.dual import centred, centred_rows
 from whitenorm.core.gradients import fold_backward, input_gradient, scaled_backward
 from whitenorm.core.layout import Layout
 from whitenorm.core.moments import Moments, moments
@@ -111,7 +112,8 @@ class _Given(NamedTuple):
 
 def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
-    pooled = pool(moments(prepared.x, method.pooled), method.statistics, prepared.mixing, prepared.population)
+    sample = moments(prepared.x, method.pooled, method.layout.dual)
+    pooled = pool(sample, method.statistics, prepared.mixing, prepared.population)
     return pooled, _regularised(pooled.cov, method)
 
 
@@ -120,10 +122,16 @@ def _regularised(cov: Tensor, method: Method) -> Tensor:
     return torch.add(cov, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), alpha=method.eps)
 
 
+def _applied(whitening: Tensor, layout: Layout) -> Tensor:
+    """The matrix that multiplies x."""
+    return centred_rows(whitening) if layout.dual else whitening
+
+
 def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
     """Apply: y in the shape, memory format and dtype of x."""
     folds = (None, None) if layout.across else (prepared.weight, prepared.bias)
-    return apply(prepared.x, fold(whitening, mean, *folds), prepared.scale(layout), layout, x).to(x.dtype)
+    affine = fold(_applied(whitening, layout), mean, *folds)
+    return apply(prepared.x, affine, prepared.scale(layout), layout, x).to(x.dtype)
 
 
 def _differentiable(given: _Given, method: Method) -> Tensor:
@@ -199,11 +207,16 @@ def _backward(
     grad = layout.split(grad.to(x.dtype))
     mean, sample, batch, solver = _unpack(prepared, method, kept)
     whitening, pullback = method.solver.vjp(*solver)
+    whitening = _applied(whitening, layout)
     if scale is None:
         small = fold_backward(grad, x, whitening, mean, weight, bias)
     else:
-        small = scaled_backward(grad, x, whitening, mean, scale)
-    grad_cov = pullback(small.whitening)
+        small = scaled_backward(grad, x, whitening, mean, scale, layout)
+    if layout.dual:
+        grad_cov = centred(pullback(centred_rows(small.whitening)))
+        small = small._replace(mean=torch.zeros_like(mean))
+    else:
+        grad_cov = pullback(small.whitening)
     grad_cov = grad_cov if method.scale == 1 else method.scale * grad_cov
     through, mixing = pool_backward(
         sample, batch, method.statistics, prepared.mixing, small.mean, grad_cov, prepared.population is not None
@@ -220,8 +233,8 @@ def _unpack(
 ) -> tuple[Tensor, Moments, Moments, tuple[Tensor, ...]]:
     """The pooled mean, the moments of samples and batch, and the solver's tensors."""
     mean, *rest = kept
-    n, _, _, positions = prepared.x.shape
-    number = n * positions if method.pooled else positions
+    n, _, features, positions = prepared.x.shape
+    number = n * positions if method.pooled else features if method.layout.dual else positions
     if prepared.mixing is None:
         # The covariance itself plays no part in the gradient of a single statistic.
         single = Moments(mean, mean, number)

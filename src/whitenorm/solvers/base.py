@@ -72,6 +72,12 @@ class Solver(ABC):
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         """The whitening matrix again, and the map from its gradient to the covariance's, which is symmetric."""
 
+    def reduced(self, lost_trace: float) -> Solver | None:
+        """The same function of the spectrum, for covariances from which equal eigenvalues were left out that add up to
+        ``lost_trace``; None for a solver whose matrix is no such function.
+        """
+        return None
+
     def differentiable(self, cov: Tensor) -> Tensor:
         """The whitening matrix as a graph that autograd can differentiate to any order."""
         return self.solve(cov)[0]

@@ -39,6 +39,8 @@ class Newton(Solver):
         tensor([1.0000, 0.5000])
     """
 
+    _lost_trace = 0.0
+
     def __init__(self, steps: int = 5) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise ValueError(f"expected steps to be a whole number of at least 0 (got {steps!r}); the paper uses 5")
@@ -55,8 +57,13 @@ class Newton(Solver):
         rings = Ring(3 * self.steps + 1), Ring(_IN_USE)
         return whitening, lambda grad: by_chunks(partial(self._pull_back, *rings), cov, whitening, grad)
 
+    def reduced(self, lost_trace: float) -> Solver:
+        solver = Newton(self.steps)
+        solver._lost_trace = lost_trace
+        return solver
+
     def _solve(self, ring: Ring, cov: Tensor) -> Tensor:
-        root_trace = _root_trace(cov)
+        root_trace = (trace(cov) + self._lost_trace).clamp_min(smallest(cov.dtype)).sqrt()
         if self.steps == 0:
             return torch.diag_embed((1 / root_trace).squeeze(-1).expand(cov.shape[:-1]))
         iterate = _first(ring, cov, root_trace)
@@ -65,7 +72,7 @@ class Newton(Solver):
         return _times(iterate.t, iterate.z, ring) / root_trace
 
     def _pull_back(self, ring: Ring, grads: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
-        root_trace = _root_trace(cov)
+        root_trace = (trace(cov) + self._lost_trace).clamp_min(smallest(cov.dtype)).sqrt()
         through_trace = _inner(grad, whitening) / 2
         if self.steps == 0:
             return torch.diag_embed((-through_trace / root_trace**2).squeeze(-1).expand(cov.shape[:-1]))
@@ -123,10 +130,6 @@ def _backward_steps(iterates: list[_Iterate], grad_z: Tensor, ring: Ring) -> Ten
 
 def _times(a: Tensor, z: Tensor | None, ring: Ring) -> Tensor:
     return a if z is None else torch.bmm(a, z, out=ring(a))
-
-
-def _root_trace(cov: Tensor) -> Tensor:
-    return trace(cov).clamp_min(smallest(cov.dtype)).sqrt()
 
 
 def _plus_identity(matrix: Tensor, factor: float | Tensor) -> Tensor:

@@ -37,6 +37,9 @@ class ZCA(_Spectral):
         True
     """
 
+    def reduced(self, lost_trace: float) -> Solver:
+        return self
+
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         values, vectors = _eigh(cov)
         return _compose(vectors, _floored(values).rsqrt()), (values, vectors)
