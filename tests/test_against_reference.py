@@ -121,8 +121,8 @@ def test_tokens_of_several_dimensions():
 
 
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("eps", [1e-5, 0.5])
-@pytest.mark.parametrize("solver", [*map(Newton, (0, 1, 5, 9)), "zca", "cholesky"], ids=str)
+@pytest.mark.parametrize("eps", [1e-2, 0.5])
+@pytest.mark.parametrize("solver", [*map(Newton, (0, 1, 5)), "zca", "cholesky"], ids=str)
 @pytest.mark.parametrize("num_groups", [3, 4, 6, 12])
 def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
     """Where there are more groups than channels in each, the dual is solved; the reference knows of none."""
