@@ -74,9 +74,14 @@ class Ring:
 
     def __init__(self, pieces: int) -> None:
         self._pieces = itertools.cycle([Scratch() for _ in range(pieces)])
+        self._helps = True
 
     def __call__(self, like: Tensor) -> Tensor | None:
-        return next(self._pieces)(like)
+        if not self._helps:
+            return None
+        piece = next(self._pieces)(like)
+        self._helps = piece is not None
+        return piece
 
 
 def _padded(like: Tensor) -> Tensor:

@@ -26,13 +26,12 @@ class FoldGradients(NamedTuple):
 
 
 def fold_backward(
-    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None, matrix: Tensor
 ) -> FoldGradients:
-    """From the gradient of y = γ·W(x - μ) + β to those of all that was folded."""
+    """From the gradient of y = γ·W(x - μ) + β to those of all that was folded; ``matrix`` is γ·W."""
     grad_matrix, grad_offset = affine_gradients(grad, x, pooled=whitening.shape[0] == 1)
-    grad_matrix = grad_matrix - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2)
+    grad_matrix = grad_matrix - grad_offset.unsqueeze(-1) * mean.unsqueeze(-2)
     grad_whitening = grad_matrix if weight is None else weight.unsqueeze(-1) * grad_matrix
-    matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
     return FoldGradients(
         whitening=grad_whitening,
         mean=-(matrix.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
@@ -63,7 +62,7 @@ def scaled_backward(
         weights.append(layout.channel_sums(products))
     grad_offset = torch.cat(offsets)
     return FoldGradients(
-        whitening=torch.cat(matrices) - grad_offset.unsqueeze(-1) @ mean.unsqueeze(-2),
+        whitening=torch.cat(matrices) - grad_offset.unsqueeze(-1) * mean.unsqueeze(-2),
         mean=-(whitening.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
         weight=None if scale.weight is None else torch.stack(weights).sum(0),
         bias=None if scale.bias is None else torch.stack(biases).sum(0),

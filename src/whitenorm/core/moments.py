@@ -46,7 +46,7 @@ def moments(x: Tensor, pooled: bool, dual: bool = False) -> Moments:
         covs.append(outer(centred, centred, pooled))
     mean = means[0] if len(means) == 1 else torch.cat(means)
     if not pooled:
-        return Moments(mean, (covs[0] if len(covs) == 1 else torch.cat(covs)) / number, number)
+        return Moments(mean, (covs[0] if len(covs) == 1 else torch.cat(covs)).div_(number), number)
     total = covs[0] if len(covs) == 1 else torch.stack(covs).sum(0)
     if len(mean) == 1:
         return Moments(mean, total / number, number)

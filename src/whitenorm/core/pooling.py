@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -81,27 +82,30 @@ def pool_backward(
         return _statistic_backward(statistics[0], sample, batch, grad_mean, grad_cov), None
     mean_weights, cov_weights = mixing.mean.softmax(0), mixing.cov.softmax(0)
     means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
-    matrix, offset = torch.zeros_like(grad_cov), torch.zeros_like(grad_mean)
-    for i, name in enumerate(statistics):
-        if batch_is_constant and name in BATCH_STATISTICS:
-            continue
-        added = _statistic_backward(name, sample, batch, mean_weights[i] * grad_mean, cov_weights[i] * grad_cov)
-        matrix, offset = matrix + added.matrix, offset + added.offset
+    through = [
+        _statistic_backward(name, sample, batch, grad_mean, grad_cov, mean_weights[i], cov_weights[i])
+        for i, name in enumerate(statistics)
+        if not (batch_is_constant and name in BATCH_STATISTICS)
+    ]
+    # Where only constants were mixed, x had no part in it.
+    through = through or [LinearMap(torch.zeros_like(grad_cov), torch.zeros_like(grad_mean))]
+    matrix, offset = (functools.reduce(torch.add, tensors) for tensors in zip(*through, strict=True))
     grad_mixing = Mixing(_mix_backward(mean_weights, means, grad_mean), _mix_backward(cov_weights, covs, grad_cov))
     return LinearMap(matrix, offset), grad_mixing
 
 
 def _mix(weights: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    total = weights[0] * tensors[0]
-    for i in range(1, len(tensors)):
-        total = total + weights[i] * tensors[i]
-    return total
+    return functools.reduce(torch.add, (weights[i] * tensor for i, tensor in enumerate(tensors)))
 
 
 def _mix_backward(weights: Tensor, tensors: tuple[Tensor, ...], grad: Tensor) -> Tensor:
-    """The gradient of the logits: each tensor's difference from the mix, which no common offset can drown."""
-    mixed = _mix(weights, tensors)
-    return weights * torch.stack([(grad * (tensor - mixed)).sum() for tensor in tensors])
+    """The gradient of the logits, from the tensors' differences from the first, which no common offset can drown."""
+    inner = torch.stack([_inner(grad, tensor - tensors[0]) for tensor in tensors])
+    return weights * (inner - (weights * inner).sum())
+
+
+def _inner(grad: Tensor, tensor: Tensor) -> Tensor:
+    return ((grad.sum(0, keepdim=True) if len(tensor) == 1 else grad) * tensor).sum()
 
 
 def _over_layer(sample: Moments) -> tuple[Tensor, Tensor, int]:
@@ -124,20 +128,28 @@ def _statistic(name: str, sample: Moments, batch: Moments) -> tuple[Tensor, Tens
     return mean.expand_as(sample.mean), torch.diag_embed(variance.expand_as(sample.mean))
 
 
-def _statistic_backward(name: str, sample: Moments, batch: Moments, grad_mean: Tensor, grad_cov: Tensor) -> LinearMap:
+def _statistic_backward(
+    name: str,
+    sample: Moments,
+    batch: Moments,
+    grad_mean: Tensor,
+    grad_cov: Tensor,
+    mean_weight: Tensor | float = 1.0,
+    cov_weight: Tensor | float = 1.0,
+) -> LinearMap:
     if name in ("bn", "in", "ln"):
         grad_cov = torch.diag_embed(_diagonal(grad_cov))
     if name == "ln":
         mean, _, number = _over_layer(sample)
         grad_mean = grad_mean.sum((1, 2), keepdim=True).expand_as(sample.mean)
         grad_variance = _diagonal(grad_cov).sum((1, 2), keepdim=True)
-        matrix = torch.diag_embed(2 / number * grad_variance.expand_as(sample.mean))
-        return LinearMap(matrix, grad_mean / number - _times(matrix, mean.expand_as(sample.mean)))
+        matrix = torch.diag_embed(2 / number * cov_weight * grad_variance.expand_as(sample.mean))
+        return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean.expand_as(sample.mean)))
     if name in BATCH_STATISTICS:
         grad_mean, grad_cov = grad_mean.sum(0, keepdim=True), grad_cov.sum(0, keepdim=True)
     mean, _, number = batch if name in BATCH_STATISTICS else sample
-    matrix = 2 / number * grad_cov
-    return LinearMap(matrix, grad_mean / number - _times(matrix, mean))
+    matrix = 2 / number * cov_weight * grad_cov
+    return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean))
 
 
 def _diagonal(cov: Tensor) -> Tensor:

@@ -208,8 +208,9 @@ def _backward(
     mean, sample, batch, solver = _unpack(prepared, method, kept)
     whitening, pullback = method.solver.vjp(*solver)
     whitening = _applied(whitening, layout)
+    matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
     if scale is None:
-        small = fold_backward(grad, x, whitening, mean, weight, bias)
+        small = fold_backward(grad, x, whitening, mean, weight, bias, matrix)
     else:
         small = scaled_backward(grad, x, whitening, mean, scale, layout)
     if layout.dual:
@@ -223,7 +224,6 @@ def _backward(
     )
     grad_x = None
     if needs_x:
-        matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
         grad_x = input_gradient(grad, x, matrix, scale, through, layout, given.x).to(given.x.dtype)
     return [grad_x, small.weight, small.bias, *(mixing or (None, None))]
 
