@@ -19,7 +19,7 @@ from whitenorm.core.check import (
     check_statistics,
     fit_group_size,
 )
-from whitenorm.core.gradients import FixedMap
+from whitenorm.core.gradients import FixedMap, fixed_map
 from whitenorm.core.layout import channel_groups, sample_groups
 from whitenorm.core.pooling import BATCH_STATISTICS, Mixing, only_batch
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
@@ -305,9 +305,12 @@ def _fixed_whitening(
     with no_autocast(input):
         weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
         # Copies of the buffers: a later training step may change them before this step's backward.
-        mean, whitening = layout.parameter(mean.to(wide, copy=True)), whitening.to(wide, copy=True)
-        matrix, offset = fold(whitening, mean, weight, bias)
-        return FixedMap.apply(input, matrix.unsqueeze(0), offset.unsqueeze(0), layout)
+        copy = torch.is_grad_enabled()
+        mean, whitening = layout.parameter(mean.to(wide, copy=copy)), whitening.to(wide, copy=copy)
+        matrix, offset = (tensor.unsqueeze(0) for tensor in fold(whitening, mean, weight, bias))
+        if not torch.is_grad_enabled():
+            return fixed_map(input, matrix, offset, layout)
+        return FixedMap.apply(input, matrix, offset, layout)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

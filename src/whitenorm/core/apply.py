@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.blocks import blocks, one_batch
+from whitenorm.core.blocks import Scratch, blocks, gathered, one_batch, room
 from whitenorm.core.layout import Layout
 from whitenorm.core.mode import may_write_in_place
 
@@ -42,8 +42,8 @@ def fold(whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | 
         tensor([0., 2.])
     """
     matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
-    offset = -(matrix @ mean.unsqueeze(-1)).squeeze(-1)
-    return Affine(matrix, offset if bias is None else offset + bias)
+    centre = (matrix * mean.unsqueeze(-2)).sum(-1)
+    return Affine(matrix, -centre if bias is None else bias - centre)
 
 
 def apply(x: Tensor, affine: Affine, scale: Scale | None, layout: Layout, like: Tensor) -> Tensor:
@@ -51,12 +51,14 @@ def apply(x: Tensor, affine: Affine, scale: Scale | None, layout: Layout, like: 
     if not may_write_in_place():
         return layout.join(_scaled(affine.matrix @ x + affine.offset.unsqueeze(-1), scale), like)
     whole, y = layout.empty(like, x.dtype)
+    inner, outer = Scratch(), Scratch()
     for block in blocks(x, cut_positions=scale is None):
         out = block.of(y)
-        multiply(block.own(affine.matrix), block.of(x), out)
+        product = room(out, outer)
+        multiply(block.own(affine.matrix), gathered(block.of(x), inner), product)
         offset = block.own(affine.offset).unsqueeze(-1)
         if scale is None:
-            out.add_(offset)
+            torch.add(product, offset, out=out)
         else:
             _scale_in_place(out, offset, scale)
     return layout.fill(whole, y)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from whitenorm.core.mode import may_write_in_place
@@ -40,10 +39,6 @@ def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
         step = max(1, positions * BLOCK_BYTES // nbytes(x)) if cut_positions else positions
         return [Block(everything, slice(start, start + step)) for start in range(0, positions, step)]
     step = max(1, n * BLOCK_BYTES // nbytes(x))
-    # Samples whose groups are not one run of memory with the next sample's are taken one by one, which saves a copy,
-    # unless they are so small that the calls would cost more.
-    if not one_batch(x) and nbytes(x) // n >= _WORTH_A_CALL:
-        step = 1
     return [Block(slice(start, start + step), everything) for start in range(0, n, step)]
 
 
@@ -65,7 +60,7 @@ class Scratch:
         if not may_write_in_place() or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
             return None
         if self._buffer is None or self._buffer.shape != like.shape:
-            self._buffer = _padded(like) if self._padded and like.is_contiguous() else torch.empty_like(like)
+            self._buffer = _empty(like, self._padded)
         return self._buffer
 
 
@@ -84,11 +79,25 @@ class Ring:
         return piece
 
 
-def _padded(like: Tensor) -> Tensor:
-    """An empty tensor whose rows are not a large power of two apart: such rows share the same few places in a cache."""
+def _empty(like: Tensor, padded: bool) -> Tensor:
+    """A dense batch of matrices, with features next to each other if they are so in ``like``, otherwise positions."""
+    if like.stride(-2) == 1 and like.stride(-1) != 1:
+        return like.mT.new_empty(like.mT.shape).mT
     length = like.shape[-1]
-    padding = 16 if length * like.element_size() % 1024 == 0 else 0
+    padding = 16 if padded and length * like.element_size() % 1024 == 0 else 0
     return like.new_empty(*like.shape[:-1], length + padding)[..., :length]
+
+
+def gathered(x: Tensor, scratch: Scratch) -> Tensor:
+    """The block, copied if its samples and groups are not one batch of matrices."""
+    space = None if one_batch(x) else scratch(x)
+    return x if space is None else space.copy_(x)
+
+
+def room(out: Tensor, scratch: Scratch) -> Tensor:
+    """Where to write a batch of products that is meant for ``out``: there, or elsewhere if that is not one batch."""
+    space = None if one_batch(out) else scratch(out)
+    return out if space is None else space
 
 
 def nbytes(x: Tensor) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.apply import Affine, Scale, apply, multiply
-from whitenorm.core.blocks import Block, Scratch, blocks
+from whitenorm.core.blocks import Block, Scratch, blocks, gathered, room
 from whitenorm.core.layout import Layout
 from whitenorm.core.mode import may_write_in_place
 from whitenorm.core.moments import outer
@@ -34,7 +34,7 @@ def fold_backward(
     grad_whitening = grad_matrix if weight is None else weight.unsqueeze(-1) * grad_matrix
     return FoldGradients(
         whitening=grad_whitening,
-        mean=-(matrix.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
+        mean=-(matrix * grad_offset.unsqueeze(-1)).sum(-2),
         weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).flatten(),
         bias=None if bias is None else grad_offset.sum(0).flatten(),
     )
@@ -63,7 +63,7 @@ def scaled_backward(
     grad_offset = torch.cat(offsets)
     return FoldGradients(
         whitening=torch.cat(matrices) - grad_offset.unsqueeze(-1) * mean.unsqueeze(-2),
-        mean=-(whitening.mT @ grad_offset.unsqueeze(-1)).squeeze(-1),
+        mean=-(whitening * grad_offset.unsqueeze(-1)).sum(-2),
         weight=None if scale.weight is None else torch.stack(weights).sum(0),
         bias=None if scale.bias is None else torch.stack(biases).sum(0),
     )
@@ -84,7 +84,7 @@ def _scaled_products(
     Otherwise, as in vectors, W·x is computed again.
     """
     assert scale.weight is not None
-    if 2 * scale.split(x).shape[-1] < x.shape[2]:
+    if scale.split(x).shape[-1] < 2 * x.shape[2]:
         product = torch.mul(_product(whitening, x, left), grad, out=left(x))
         return outer(_times_scale(grad, scale, right), x, pooled=False), _over_channel(product, scale)
     channels = zip(scale.split(grad).unbind(3), scale.split(x).unbind(3), strict=True)
@@ -102,21 +102,25 @@ def input_gradient(
         grad = _times_scale(grad, scale, scratch)
         return layout.join(matrix.mT @ grad + through.matrix @ x + through.offset.unsqueeze(-1), like)
     whole, total = layout.empty(like, x.dtype)
+    inner, outer = Scratch(), Scratch()
     for block in blocks(x, cut_positions=scale is None):
         out = block.of(total)
-        multiply(block.own(matrix).mT, _times_scale(block.of(grad), scale, scratch), out)
-        multiply(block.own(through.matrix), block.of(x), out, add=True)
-        out.add_(block.own(through.offset).unsqueeze(-1))
+        product = room(out, outer)
+        multiply(block.own(matrix).mT, gathered(_times_scale(block.of(grad), scale, scratch), inner), product)
+        multiply(block.own(through.matrix), gathered(block.of(x), inner), product, add=True)
+        torch.add(product, block.own(through.offset).unsqueeze(-1), out=out)
     return layout.fill(whole, total)
 
 
 def affine_gradients(grad: Tensor, x: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
     """Of matrix and offset, from that of matrix @ x + offset."""
 
+    left, right = Scratch(), Scratch()
+
     def part(block: Block) -> tuple[Tensor, Tensor]:
-        inner = block.of(grad)
+        inner = gathered(block.of(grad), left)
         offset = inner.sum((0, 3)).unsqueeze(0) if pooled else inner.sum(3)
-        return outer(inner, block.of(x), pooled), offset
+        return outer(inner, gathered(block.of(x), right), pooled), offset
 
     matrices, offsets = zip(*(part(block) for block in blocks(x)), strict=True)
     if len(matrices) == 1:
@@ -133,7 +137,7 @@ class FixedMap(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
-        return _fixed_map(x, matrix, offset, layout).to(x.dtype)
+        return fixed_map(x, matrix, offset, layout)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -144,10 +148,10 @@ class FixedMap(torch.autograd.Function):
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         x, matrix, offset = ctx.saved_tensors
         layout: Layout = ctx.layout
-        grad = grad.to(matrix.dtype)
         if torch.is_grad_enabled():
-            pullback = torch.func.vjp(lambda x, a, b: _fixed_map(x, a, b, layout), x, matrix, offset)[1]
+            pullback = torch.func.vjp(lambda x, a, b: fixed_map(x, a, b, layout), x, matrix, offset)[1]
             return *pullback(grad), None
+        grad = grad.to(matrix.dtype)
         grad_x = grad_matrix = grad_offset = None
         with no_autocast(x):
             grad = layout.split(grad)
@@ -158,9 +162,9 @@ class FixedMap(torch.autograd.Function):
         return grad_x, grad_matrix, grad_offset, None
 
 
-def _fixed_map(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
+def fixed_map(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
     with no_autocast(x):
-        return apply(layout.split(x.to(matrix.dtype)), Affine(matrix, offset), None, layout, x)
+        return apply(layout.split(x.to(matrix.dtype)), Affine(matrix, offset), None, layout, x).to(x.dtype)
 
 
 def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:

@@ -157,4 +157,4 @@ def _diagonal(cov: Tensor) -> Tensor:
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+    return (matrix * vector.unsqueeze(-2)).sum(-1)
