@@ -7,6 +7,7 @@ floor: five matrix products of 2·N·C·L·K flops at the machine's best rate, p
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 import whitenorm
 from benchmarks import papers
@@ -32,6 +34,7 @@ METHODS = {
     "IterNorm": Method(whitenorm.IterNorm, papers.IterNorm, 64),
     "DBN": Method(whitenorm.DecorrelatedBatchNorm, papers.DBN, 16),
     "SW": Method(whitenorm.SwitchableWhitening, papers.SW, 16),
+    "IW": Method(lambda channels: whitenorm.InstanceWhitening(channels, 16), papers.IW, 16),
     "GW": Method(lambda channels: whitenorm.GroupWhitening(32, channels), lambda c: papers.GW(32, c), 32),
 }
 # The IterNorm paper's, ResNet-50's at batch 32, vectors, and tokens as one matrix.
@@ -52,7 +55,7 @@ LARGE = 1_600_000
 
 def measure(shape: tuple[int, ...], rate: float, rounds: int, budget: float) -> dict[str, Any]:
     """All that is measured for one shape: a row a method."""
-    names = [name for name in METHODS if name != "SW" or len(shape) > 2]
+    names = [name for name in METHODS if name not in ("SW", "IW") or len(shape) > 2]
     rivals = _rivals(shape)
     training = _train({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget)
     if len(shape) == 4:
@@ -91,6 +94,9 @@ def _row(
         "saved": saved_share(method.layer(shape[1]), shape),
         "saved_paper": saved_share(method.paper(shape[1]), shape),
         "saved_batchnorm": saved_share(_batchnorm(shape), shape),
+        "peak": peak_share(method.layer(shape[1]), shape),
+        "peak_paper": peak_share(method.paper(shape[1]), shape),
+        "peak_batchnorm": peak_share(_batchnorm(shape), shape),
     }
     if len(shape) == 4:
         row["to_convolution"] = ratio(own, training["3×3 convolution"])
@@ -176,3 +182,15 @@ def saved_share(module: nn.Module, shape: tuple[int, ...]) -> float:
         y = module(x)
     del y
     return sum(size for pointer, size in storages.items() if pointer not in known) / x.nbytes
+
+
+def peak_share(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """The most memory that a training step allocates at any time, in units of the input's; the input not counted."""
+    x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    module(x).backward(grad)
+    x.grad = None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        module(x).backward(grad)
+    events = (event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(changes)) / x.nbytes

@@ -1,66 +1,79 @@
-"""ResNet-50 with the papers' placements: training step, inference and FLOPs, against BatchNorm everywhere."""
+"""Whole models with the papers' placements: training step, inference and FLOPs, against BatchNorm everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.resnet import MODELS, PLACEMENTS, resnet50
+from benchmarks import resnet, vgg
 from benchmarks.timing import interleaved, machine, ratio, summarise
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
-# Additional time of a training step over BatchNorm, in percent: GW, table A2; SW, table 1 (CPU).
-PAPERS = {
-    "GW S1": 4.3,
-    "GW S1-B1": 23.6,
-    "GW S1-B2": 22.7,
-    "GW S1-B3": 51.3,
-    "GW S1-B12": 40.6,
-    "BW 7 layers": 10.1,
-    "SW^a 7 layers": 11.4,
-    "SW^b 7 layers": 13.5,
-}
+# As many models as are timed in turns with one of BatchNorm: more would be too far from it in time.
+TOGETHER = 3
 
 
-def measure(
-    names: list[str], resolution: int, batch: int, rounds: int, progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """Each model in turn beside BatchNorm's, so that both are timed in the same rounds."""
+class Family(NamedTuple):
+    """A network, with BatchNorm and with other norms, and what it is fed."""
+
+    name: str
+    base: Callable[[], nn.Module]
+    models: dict[str, Callable[[], nn.Module]]
+    resolution: int
+    batch: int
+    classes: int
+
+
+def resnet50(names: list[str], resolution: int, batch: int) -> Family:
+    def make(name: str) -> Callable[[], nn.Module]:
+        norm, place = resnet.MODELS[name]
+        return lambda: resnet.resnet50(norm, resnet.PLACEMENTS[place])
+
+    return Family("ResNet-50", resnet.resnet50, {name: make(name) for name in names}, resolution, batch, 1000)
+
+
+def vgg_a(batch: int) -> Family:
+    models = {name: lambda norm=norm: vgg.vgg_a(norm) for name, norm in vgg.MODELS.items()}
+    return Family("VGG-A", vgg.vgg_a, models, 32, batch, 10)
+
+
+def measure(family: Family, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """A few models at a time beside BatchNorm's, all timed in the same rounds."""
     rows = {}
-    base = resnet50()
-    for name in names:
-        progress(name)
-        norm, place = MODELS[name]
-        model = resnet50(norm, PLACEMENTS[place])
-        pair = {"BatchNorm": base, name: model}
-        steps = interleaved({key: _step(net, resolution, batch) for key, net in pair.items()}, rounds, budget=600)
-        inference = interleaved(
-            {key: _inference(net, resolution, batch) for key, net in pair.items()}, rounds, budget=600
-        )
-        rows[name] = {
-            **summarise(steps[name])._asdict(),
-            "step_percent": 100 * (ratio(steps[name], steps["BatchNorm"]) - 1),
-            "step_percent_paper": PAPERS.get(name),
-            "inference_percent": 100 * (ratio(inference[name], inference["BatchNorm"]) - 1),
-            "gflops": gflops(model, resolution),
-            "batchnorm_ms": summarise(steps["BatchNorm"]).ms,
-        }
+    base = family.base()
+    names = list(family.models)
+    for start in range(0, len(names), TOGETHER):
+        group = names[start : start + TOGETHER]
+        progress(group[0])
+        nets = {"BatchNorm": base, **{name: family.models[name]() for name in group}}
+        steps = interleaved({key: _step(net, family) for key, net in nets.items()}, rounds, budget=600)
+        inference = interleaved({key: _inference(net, family) for key, net in nets.items()}, rounds, budget=600)
+        for name in group:
+            rows[name] = {
+                **summarise(steps[name])._asdict(),
+                "step_percent": 100 * (ratio(steps[name], steps["BatchNorm"]) - 1),
+                "inference_percent": 100 * (ratio(inference[name], inference["BatchNorm"]) - 1),
+                "gflops": gflops(nets[name], family.resolution),
+                "batchnorm_ms": summarise(steps["BatchNorm"]).ms,
+            }
     return {
         "machine": machine(),
-        "resolution": resolution,
-        "batch": batch,
-        "gflops": gflops(base, resolution),
+        "name": family.name,
+        "resolution": family.resolution,
+        "batch": family.batch,
+        "gflops": gflops(base, family.resolution),
         "models": rows,
     }
 
 
-def _step(model: nn.Module, resolution: int, batch: int) -> Callable[[], None]:
-    x, labels = torch.randn(batch, 3, resolution, resolution), torch.randint(1000, (batch,))
+def _step(model: nn.Module, family: Family) -> Callable[[], None]:
+    x = torch.randn(family.batch, 3, family.resolution, family.resolution)
+    labels = torch.randint(family.classes, (family.batch,))
 
     def run() -> None:
         model.train()
@@ -70,8 +83,8 @@ def _step(model: nn.Module, resolution: int, batch: int) -> Callable[[], None]:
     return run
 
 
-def _inference(model: nn.Module, resolution: int, batch: int) -> Callable[[], None]:
-    x = torch.randn(batch, 3, resolution, resolution)
+def _inference(model: nn.Module, family: Family) -> Callable[[], None]:
+    x = torch.randn(family.batch, 3, family.resolution, family.resolution)
 
     def run() -> None:
         model.eval()

@@ -6,6 +6,8 @@ one singular value decomposition a group, SW whitens N·g matrices. γ and β ar
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +24,7 @@ class Affine(nn.Module):
         self.register_buffer("running_matrix", torch.eye(size).repeat(groups, 1, 1))
 
     def scale(self, y: Tensor) -> Tensor:
-        shape = (1, -1, *[1] * (y.ndim - 2))
-        return y * self.weight.view(shape) + self.bias.view(shape)
+        return scale(y, self.weight, self.bias)
 
     @torch.no_grad()
     def record(self, mean: Tensor, matrix: Tensor) -> None:
@@ -178,6 +179,22 @@ class SW(Affine):
         return self.scale(y.view(n, channels, *x.shape[2:]))
 
 
+class IW(nn.Module):
+    """The instance part of SW alone: N·g covariances, whitened by uncoupled Newton steps."""
+
+    def __init__(self, channels: int, group_size: int = 16, steps: int = 5) -> None:
+        super().__init__()
+        self.size, self.steps = min(group_size, channels), steps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples = x.reshape(-1, self.size, math.prod(x.shape[2:]))
+        centred = samples - samples.mean(-1, keepdim=True)
+        cov = torch.bmm(centred, centred.transpose(1, 2)) / samples.shape[-1] + 1e-5 * torch.eye(self.size)
+        return scale(torch.bmm(newton(cov, self.steps), centred).view_as(x), self.weight, self.bias)
+
+
 class GW(nn.Module):
     """GW with γ and β, as in the listing of its appendix, with the ε of its algorithm 1."""
 
@@ -191,9 +208,13 @@ class GW(nn.Module):
         groups = x.view(x.shape[0], self.num_groups, -1)
         centred = groups - groups.mean(-1, keepdim=True)
         cov = centred.matmul(centred.transpose(1, 2)) / groups.shape[-1] + 1e-5 * torch.eye(self.num_groups)
-        y = newton(cov, self.steps).matmul(centred).view_as(x)
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        return y * self.weight.view(shape) + self.bias.view(shape)
+        return scale(newton(cov, self.steps).matmul(centred).view_as(x), self.weight, self.bias)
+
+
+def scale(y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """γ and β in passes of their own."""
+    shape = (1, -1, *[1] * (y.ndim - 2))
+    return y * weight.view(shape) + bias.view(shape)
 
 
 def newton(cov: Tensor, steps: int) -> Tensor:

@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from benchmarks import published
 from benchmarks.layers import LARGE
 
 START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchmark -->"
@@ -75,7 +76,7 @@ def bars(results: dict[str, Any]) -> list[Bar]:
         for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
             if name in entry["models"]:
                 percent = entry["models"][name]["step_percent"]
-                what = f"ResNet-50 step at {entry['resolution']}², {name}"
+                what = f"{entry['name']} step at {entry['resolution']}², {name}"
                 found.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
     return found
 
@@ -92,35 +93,61 @@ def markdown(results: dict[str, Any]) -> str:
         f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
         f"`{machine['commit'][:10]}`; best sgemm rate {results['sgemm_gflops']:.0f} GFLOP/s. Forward + backward in "
         "training, medians of interleaved rounds, as ratios of times; below 1 is faster. *saved* is what is kept for "
-        "backward, in units of the input.",
+        "backward, *peak* the most that a step allocates, both in units of the input; in brackets the papers' "
+        "formulation and BatchNorm. Behind / 3×3 conv, in brackets, the figure that a paper itself gives.",
         "",
-        "| shape | method | ms | / BatchNorm | / paper | / floor | / 3×3 conv | inference / BN | saved (paper) |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| shape | method | ms | / BatchNorm | / paper | / floor | / 3×3 conv | inference / BN | channels-last | saved "
+        "| peak |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for shape, name, row in rows(results):
-        convolution = f"{row['to_convolution']:.2f}" if "to_convolution" in row else "–"
+        last = row.get("channels_last_to_contiguous")
         lines.append(
             f"| {'×'.join(map(str, shape))} | {name} | {row['ms']:.2f} | {row['to_batchnorm']:.2f} | "
-            f"{row['to_paper']:.2f} | {row['to_floor']:.2f} | {convolution} | {row['inference_to_batchnorm']:.2f} | "
-            f"{row['saved']:.2f} ({row['saved_paper']:.2f}) |"
+            f"{row['to_paper']:.2f} | {row['to_floor']:.2f} | {_convolution(shape, name, row)} | "
+            f"{row['inference_to_batchnorm']:.2f} | {'–' if last is None else f'{last:.2f}'} | "
+            f"{row['saved']:.2f} ({row['saved_paper']:.2f}, {row['saved_batchnorm']:.2f}) | "
+            f"{row['peak']:.2f} ({row['peak_paper']:.2f}, {row['peak_batchnorm']:.2f}) |"
         )
     for entry in results.get("models", []):
-        lines += [
-            "",
-            f"ResNet-50 at {entry['resolution']}², batch {entry['batch']}, commit "
-            f"`{entry['machine']['commit'][:10]}`; with BatchNorm {entry['gflops']:.3f} GFLOPs:",
-            "",
-            "| norms | training step | paper | inference | GFLOPs |",
-            "| --- | ---: | ---: | ---: | ---: |",
-        ]
-        for name, row in entry["models"].items():
-            paper = "–" if row["step_percent_paper"] is None else f"{row['step_percent_paper']:+.1f} %"
-            inference = f"{row['inference_percent']:+.1f} %"
-            lines.append(f"| {name} | {row['step_percent']:+.1f} % | {paper} | {inference} | {row['gflops']:.3f} |")
+        lines += ["", *model_table(entry)]
     lines += ["", "| what it is to reach | wanted | measured | |", "| --- | --- | --- | --- |"]
     for bar in bars(results):
         lines.append(f"| {bar.what} | {bar.wanted} | {bar.measured} | {'yes' if bar.reached else 'no'} |")
     return "\n".join(lines)
+
+
+def _convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
+    if "to_convolution" not in row:
+        return "–"
+    printed = published.TO_CONVOLUTION.get((name, shape[1])) if shape[0] == 64 and shape[2:] == [32, 32] else None
+    return f"{row['to_convolution']:.2f}" + ("" if printed is None else f" ({printed:.2f})")
+
+
+def model_table(entry: dict[str, Any]) -> list[str]:
+    """A network's training step and inference beyond BatchNorm's, beside the papers' own."""
+    lines = [
+        f"{entry['name']} at {entry['resolution']}², batch {entry['batch']}, commit "
+        f"`{entry['machine']['commit'][:10]}`: what is added to BatchNorm's time (at {entry['gflops']:.3f} GFLOPs). In "
+        "brackets what the papers print, after a semicolon that at 713²:",
+        "",
+        "| norms | training step | inference | GFLOPs |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for name, row in entry["models"].items():
+        printed = [table.get(name) for table in (published.STEP_PERCENT, published.STEP_PERCENT_713)]
+        step = _beside(row["step_percent"], "; ".join(f"{value:+.1f} %" for value in printed if value is not None))
+        inference = published.INFERENCE_PERCENT.get(name)
+        inferred = _beside(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
+        flops = published.GFLOPS.get(name)
+        lines.append(
+            f"| {name} | {step} | {inferred} | {row['gflops']:.3f}{'' if flops is None else f' ({flops:.3f})'} |"
+        )
+    return lines
+
+
+def _beside(percent: float, printed: str) -> str:
+    return f"{percent:+.1f} %" + (f" ({printed})" if printed else "")
 
 
 def solver_table(results: dict[str, Any]) -> str:

@@ -38,13 +38,19 @@ def _sw5(channels: int) -> nn.Module:
     return whitenorm.SwitchableWhitening(channels, statistics=("bw", "iw", "bn", "in", "ln"))
 
 
+def _bw_cov(channels: int) -> nn.Module:
+    return whitenorm.BatchWhitening(channels, 64, population="covariance")
+
+
 MODELS: dict[str, tuple[Norm, str]] = {
     **{f"GW {place}": (_gw, place) for place in ("S1", "S1-B1", "S1-B2", "S1-B3", "S1-B12")},
+    "BW_Σ S1-B2": (_bw_cov, "S1-B2"),
     "BW 7 layers": (whitenorm.DecorrelatedBatchNorm, "7"),
     "SW^a 7 layers": (whitenorm.SwitchableWhitening, "7"),
     "SW^b 7 layers": (_sw5, "7"),
     "BW 14 layers": (whitenorm.DecorrelatedBatchNorm, "14"),
     "SW^a 14 layers": (whitenorm.SwitchableWhitening, "14"),
+    "SW^b 14 layers": (_sw5, "14"),
     "IterNorm L1": (whitenorm.IterNorm, "S1"),
     "IterNorm full": (whitenorm.IterNorm, "full"),
 }

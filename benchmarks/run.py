@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from benchmarks import layers, models, report, solvers
 from benchmarks.resnet import MODELS
@@ -57,12 +66,12 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
     """All measurements, with a bar for each part."""
     shapes = layers.QUICK if bench.quick else layers.SHAPES
     sizes = solvers.QUICK if bench.quick else solvers.SIZES
-    names = (models.QUICK if bench.quick else list(MODELS)) if bench.models else []
+    families = _families(bench.quick) if bench.models else []
     rounds, budget = (8, 6.0) if bench.quick else (12, 12.0)
     torch.manual_seed(0)
     rate = sgemm_rate()
     columns = (
-        TextColumn("{task.description:>8} {task.fields[now]:<18}"),
+        TextColumn("{task.description:>9} {task.fields[now]:<18}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -82,14 +91,20 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
             progress.update(task, now=f"K={size}, {batch}")
             results["solvers"].append(solvers.measure(size, batch, rounds, budget))
             progress.advance(task)
-        if names:
-            task = progress.add_task("models", total=len(names), now="")
-            started = iter(range(len(names)))
+        results["models"] = []
+        for family in families:
+            task = progress.add_task(family.name, total=len(family.models), now="")
+            started = iter(range(0, len(family.models), models.TOGETHER))
 
-            def advance(name: str) -> None:
+            def advance(name: str, task: TaskID = task, started: Iterator[int] = started) -> None:
                 progress.update(task, now=name, completed=next(started))
 
-            resolution, batch, rounds = (112, 8, 3) if bench.quick else (224, 32, 3)
-            results["models"] = [models.measure(names, resolution, batch, rounds, advance)]
-            progress.update(task, completed=len(names))
+            results["models"].append(models.measure(family, 3 if bench.quick else 5, advance))
+            progress.update(task, completed=len(family.models))
     return results
+
+
+def _families(quick: bool) -> list[models.Family]:
+    if quick:
+        return [models.resnet50(models.QUICK, 112, 8)]
+    return [models.resnet50(list(MODELS), 224, 32), models.vgg_a(128)]

@@ -15,6 +15,7 @@ PAIRS = {
     "IterNorm": (papers.IterNorm(12, 6), whitenorm.IterNorm(12, 6)),
     "DBN": (papers.DBN(12, 6), whitenorm.DecorrelatedBatchNorm(12, 6)),
     "SW": (papers.SW(12, 6), whitenorm.SwitchableWhitening(12, 6)),
+    "IW": (papers.IW(12, 6), whitenorm.InstanceWhitening(12, 6)),
     "GW": (papers.GW(4, 12), whitenorm.GroupWhitening(4, 12)),
 }
 
@@ -63,7 +64,7 @@ def results():
         "sgemm_gflops": 1.0,
         "layers": [layers.measure(shape, 1e11, rounds=3, budget=1) for shape in shapes],
         "solvers": [solvers.measure(8, 2, rounds=3, budget=1)],
-        "models": [models.measure(["SW^a 7 layers"], 32, 2, 3, lambda name: None)],
+        "models": [models.measure(models.resnet50(["SW^a 7 layers"], 32, 2), 3, lambda name: None)],
     }
 
 
@@ -73,7 +74,19 @@ def test_rows_are_ratios_of_what_was_timed(results):
         assert row["ms"] > 0
         assert row["to_floor"] < row["to_batchnorm"]
         assert row["saved"] < row["saved_paper"]
+        # The output and the input's gradient at least.
+        assert min(row["peak"], row["peak_paper"], row["peak_batchnorm"]) >= 2
     assert results["solvers"][0]["solvers"]["zca"]["error"] < 1e-4
+
+
+def test_peak_memory_counts_what_is_alive_at_once():
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return (x.repeat(2, 1)[: len(x)] * 2).clone()
+
+    # Forward: the repeated input, its part doubled, and the copy; backward needs no more.
+    assert layers.peak_share(torch.nn.Identity(), (64, 64)) <= 1.01
+    assert layers.peak_share(Twice(), (64, 64)) == pytest.approx(4, abs=0.01)
 
 
 def test_report_shows_every_row_and_loss(results, tmp_path):
@@ -81,6 +94,7 @@ def test_report_shows_every_row_and_loss(results, tmp_path):
     assert "| 4×32×6×6 | IterNorm |" in text
     assert "| 64×64 | DBN |" in text
     assert "SW^a 7 layers" in text
+    assert "(+11.4 %; +1.6 %)" in text
     assert text.count("| yes |") + text.count("| no |") == len(report.bars(results))
     report.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
