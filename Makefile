@@ -7,11 +7,12 @@ READY := .venv/.ready
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tools/torchvision_on_cpu.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "whitenorm needs Python 3.10 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,dev]'
+	$(BIN)/python tools/torchvision_on_cpu.py
 	touch $(READY)
 
 demo: $(READY)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+import whitenorm
+
 
 @pytest.fixture(autouse=True)
 def _names_in_examples(doctest_namespace):
     torch.manual_seed(0)
-    doctest_namespace["torch"] = torch
+    doctest_namespace.update(torch=torch, nn=torch.nn, whitenorm=whitenorm)

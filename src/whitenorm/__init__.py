@@ -17,6 +17,7 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
 )
+from whitenorm.models import convert_, fold_, load_published, recalibrate_, recipes, synchronize_
 
 __all__ = [
     "BatchWhitening",
@@ -27,6 +28,12 @@ __all__ = [
     "LayerWhitening",
     "SwitchableWhitening",
     "__version__",
+    "convert_",
+    "fold_",
     "functional",
+    "load_published",
+    "recalibrate_",
+    "recipes",
     "solvers",
+    "synchronize_",
 ]

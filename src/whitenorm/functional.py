@@ -23,6 +23,7 @@ from whitenorm.core.gradients import FixedMap, fixed_map
 from whitenorm.core.layout import channel_groups, sample_groups
 from whitenorm.core.pooling import BATCH_STATISTICS, Mixing, only_batch
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
+from whitenorm.core.ranks import Group
 from whitenorm.core.whiten import Method
 from whitenorm.core.whiten import whiten as whiten_groups
 from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
@@ -45,6 +46,7 @@ def batch_whitening(
     group_size: int | None = None,
     solver: SolverLike = "newton",
     population: str = "whitening",
+    process_group: Group = None,
 ) -> Tensor:
     r"""Whiten groups of channels over the batch: DBN with ``solver="zca"``, IterNorm with ``"newton"``.
 
@@ -65,6 +67,7 @@ def batch_whitening(
         solver: from covariance to matrix; see :func:`whitenorm.solvers.inverse_sqrt`.
         population: what ``running_matrix`` averages: ``"whitening"`` matrices, as in the papers, or ``"covariance"``
             matrices (without ε).
+        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
 
     Example::
 
@@ -77,8 +80,9 @@ def batch_whitening(
     check_population(population)
     check_running("running_matrix", running_mean, running_matrix, input.shape[1], groups)
     if training:
-        check_batch(input)
-        method = Method(channel_groups(input, groups, pooled=True), ("bw",), as_solver(solver), eps)
+        check_batch(input, process_group)
+        layout = channel_groups(input, groups, pooled=True)
+        method = Method(layout, ("bw",), as_solver(solver), eps, group=process_group)
         y, mean, cov, whitening = whiten_groups(input, method, weight, bias)
         update_running(running_mean, mean, momentum)
         update_running(running_matrix, whitening if population == "whitening" else cov, momentum)
@@ -159,7 +163,11 @@ def group_whitening(
     check_positions(input, "group", math.prod(input.shape[1:]) // num_groups)
     solver = as_solver(solver)
     reduced = solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
-    layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
+    if num_groups == input.shape[1]:
+        # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
+        layout = channel_groups(input, num_groups, pooled=False)
+    else:
+        layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
     method = Method(layout, ("iw",), reduced if layout.dual and reduced is not None else solver, eps)
     return whiten_groups(input, method, weight, bias).y
 
@@ -179,6 +187,7 @@ def switchable_whitening(
     statistics: tuple[str, ...] = ("bw", "iw"),
     group_size: int | None = 16,
     solver: SolverLike = "newton",
+    process_group: Group = None,
 ) -> Tensor:
     r"""Whiten each sample with a mix of batch and instance statistics (Switchable Whitening).
 
@@ -197,6 +206,7 @@ def switchable_whitening(
         statistics: of ``"bw"`` and ``"iw"`` (whitening over batch and sample) and ``"bn"``, ``"in"``, ``"ln"``.
         group_size: channels whitened together; all of them if None or larger.
         solver: from covariance to matrix.
+        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
 
     Example::
 
@@ -213,7 +223,7 @@ def switchable_whitening(
     layout = channel_groups(input, groups, only_batch(statistics))
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
     if uses_batch and training:
-        check_batch(input)
+        check_batch(input, process_group)
     if not only_batch(statistics):
         check_positions(input, "channel", math.prod(input.shape[2:]))
     population = None
@@ -224,7 +234,9 @@ def switchable_whitening(
             )
         # Copies: a later training step may change the buffers before this step's backward.
         population = layout.parameter(running_mean.clone()).unsqueeze(0), running_cov.clone().unsqueeze(0)
-    method, mixing = Method(layout, statistics, as_solver(solver), eps), Mixing(mean_logits, cov_logits)
+    group = process_group if uses_batch and training else None
+    method = Method(layout, statistics, as_solver(solver), eps, group=group)
+    mixing = Mixing(mean_logits, cov_logits)
     y, mean, cov, _ = whiten_groups(input, method, weight, bias, mixing, population)
     if uses_batch and training:
         update_running(running_mean, mean, momentum)

@@ -108,8 +108,10 @@ def check_running(name: str, mean: Tensor | None, matrix: Tensor | None, num_fea
         )
 
 
-def check_batch(x: Tensor) -> None:
-    """BatchNorm's error, in its words, where a batch statistic has one value or none."""
+def check_batch(x: Tensor, group: object = None) -> None:
+    """BatchNorm's error, in its words, where a batch statistic has one value or none and no other rank adds any."""
+    if group is not None:
+        return
     if x.shape[0] * math.prod(x.shape[2:]) <= 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.shape}; "

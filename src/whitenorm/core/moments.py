@@ -15,7 +15,7 @@ class Moments(NamedTuple):
 
     mean: Tensor
     cov: Tensor
-    number: int
+    number: int | Tensor
 
 
 def moments(x: Tensor, pooled: bool, dual: bool = False) -> Moments:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.moments import Moments, over_batch
+from whitenorm.core.ranks import Group, gradients_over_ranks, over_ranks
 
 STATISTICS = ("bw", "iw", "bn", "in", "ln")
 BATCH_STATISTICS = ("bw", "bn")
@@ -43,7 +44,13 @@ class LinearMap(NamedTuple):
     offset: Tensor
 
 
-def pool(sample: Moments, statistics: tuple[str, ...], mixing: Mixing | None, population: Moments | None) -> Pooled:
+def pool(
+    sample: Moments,
+    statistics: tuple[str, ...],
+    mixing: Mixing | None,
+    population: Moments | None,
+    group: Group = None,
+) -> Pooled:
     r"""Mix the statistics of each sample and of the batch (Switchable Whitening):
 
     .. math:: \hat\mu = \sum_k \omega_k \mu_k, \qquad \hat\Sigma = \sum_k \omega'_k \Sigma_k, \qquad
@@ -57,10 +64,12 @@ def pool(sample: Moments, statistics: tuple[str, ...], mixing: Mixing | None, po
         statistics: of ``"bw"``, ``"iw"``, ``"bn"``, ``"in"``, ``"ln"``.
         mixing: logits of ω and ω', in the order of the statistics.
         population: what stands for the batch statistics at inference.
+        group: the ranks whose batches count as one.
     """
     if mixing is None:
+        sample = over_ranks(sample, group) if only_batch(statistics) else sample
         return Pooled(sample.mean, sample.cov, sample, sample)
-    batch = over_batch(sample) if population is None else population
+    batch = over_ranks(over_batch(sample), group) if population is None else population
     means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
     return Pooled(_mix(mixing.mean.softmax(0), means), _mix(mixing.cov.softmax(0), covs), sample, batch)
 
@@ -73,25 +82,48 @@ def pool_backward(
     grad_mean: Tensor,
     grad_cov: Tensor,
     batch_is_constant: bool,
+    group: Group = None,
 ) -> tuple[LinearMap, Mixing | None]:
     """The gradients of the pooled statistics, as a linear map of x, and as gradients of the logits.
 
     A mean over m values adds grad/m to the gradient of each, a covariance (2/m)·grad·(x - mean), for symmetric grad.
     """
+    own, shared = _Gradients(sample, grad_mean, grad_cov), None
+    if not batch_is_constant and any(name in BATCH_STATISTICS for name in statistics):
+        shared = _over_batch(_Gradients(batch, grad_mean, grad_cov), group)
     if mixing is None:
-        return _statistic_backward(statistics[0], sample, batch, grad_mean, grad_cov), None
+        return _statistic_backward(statistics[0], shared or own), None
     mean_weights, cov_weights = mixing.mean.softmax(0), mixing.cov.softmax(0)
     means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
+    sources = [shared if name in BATCH_STATISTICS else own for name in statistics]
     through = [
-        _statistic_backward(name, sample, batch, grad_mean, grad_cov, mean_weights[i], cov_weights[i])
-        for i, name in enumerate(statistics)
-        if not (batch_is_constant and name in BATCH_STATISTICS)
+        _statistic_backward(name, source, mean_weights[i], cov_weights[i])
+        for i, (name, source) in enumerate(zip(statistics, sources, strict=True))
+        if source is not None
     ]
     # Where only constants were mixed, x had no part in it.
     through = through or [LinearMap(torch.zeros_like(grad_cov), torch.zeros_like(grad_mean))]
     matrix, offset = (functools.reduce(torch.add, tensors) for tensors in zip(*through, strict=True))
     grad_mixing = Mixing(_mix_backward(mean_weights, means, grad_mean), _mix_backward(cov_weights, covs, grad_cov))
     return LinearMap(matrix, offset), grad_mixing
+
+
+class _Gradients(NamedTuple):
+    """Of a mean and a covariance, beside the moments these are."""
+
+    moments: Moments
+    mean: Tensor
+    cov: Tensor
+
+
+def _over_batch(samples: _Gradients, group: Group) -> _Gradients:
+    """From what each sample adds to the gradients of the batch's statistics to their sums, over all ranks."""
+    batch, mean, cov = samples
+    mean, cov = mean.sum(0, keepdim=True), cov.sum(0, keepdim=True)
+    if group is not None:
+        mean, cov, number = gradients_over_ranks(mean, cov, batch.number, group)
+        batch = batch._replace(number=number)
+    return _Gradients(batch, mean, cov)
 
 
 def _mix(weights: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -108,7 +140,7 @@ def _inner(grad: Tensor, tensor: Tensor) -> Tensor:
     return ((grad.sum(0, keepdim=True) if len(tensor) == 1 else grad) * tensor).sum()
 
 
-def _over_layer(sample: Moments) -> tuple[Tensor, Tensor, int]:
+def _over_layer(sample: Moments) -> tuple[Tensor, Tensor, int | Tensor]:
     """Mean and variance ``(N, 1, 1)`` of all channels and positions of a sample, and their number."""
     mean = sample.mean.mean((1, 2), keepdim=True)
     variance = _diagonal(sample.cov) + (sample.mean - mean) ** 2
@@ -129,14 +161,9 @@ def _statistic(name: str, sample: Moments, batch: Moments) -> tuple[Tensor, Tens
 
 
 def _statistic_backward(
-    name: str,
-    sample: Moments,
-    batch: Moments,
-    grad_mean: Tensor,
-    grad_cov: Tensor,
-    mean_weight: Tensor | float = 1.0,
-    cov_weight: Tensor | float = 1.0,
+    name: str, source: _Gradients, mean_weight: Tensor | float = 1.0, cov_weight: Tensor | float = 1.0
 ) -> LinearMap:
+    sample, grad_mean, grad_cov = source
     if name in ("bn", "in", "ln"):
         grad_cov = torch.diag_embed(_diagonal(grad_cov))
     if name == "ln":
@@ -145,9 +172,7 @@ def _statistic_backward(
         grad_variance = _diagonal(grad_cov).sum((1, 2), keepdim=True)
         matrix = torch.diag_embed(2 / number * cov_weight * grad_variance.expand_as(sample.mean))
         return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean.expand_as(sample.mean)))
-    if name in BATCH_STATISTICS:
-        grad_mean, grad_cov = grad_mean.sum(0, keepdim=True), grad_cov.sum(0, keepdim=True)
-    mean, _, number = batch if name in BATCH_STATISTICS else sample
+    mean, _, number = sample
     matrix = 2 / number * cov_weight * grad_cov
     return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean))
 

@@ -14,6 +14,7 @@ from whitenorm.core.layout import Layout
 from whitenorm.core.moments import Moments, moments
 from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
+from whitenorm.core.ranks import Group
 from whitenorm.solvers.base import Solver
 
 
@@ -21,7 +22,7 @@ class Method(NamedTuple):
     """A method: a choice at each step.
 
     ``layout`` says what is whitened together, ``statistics`` are pooled, the covariance becomes
-    ``scale``·Σ + ``eps``·I, and ``solver`` turns it into a matrix.
+    ``scale``·Σ + ``eps``·I, and ``solver`` turns it into a matrix. The batch is that of all ranks of ``group``.
     """
 
     layout: Layout
@@ -29,6 +30,7 @@ class Method(NamedTuple):
     solver: Solver
     eps: float
     scale: float = 1.0
+    group: Group = None
 
     @property
     def pooled(self) -> bool:
@@ -113,7 +115,7 @@ class _Given(NamedTuple):
 def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
     sample = moments(prepared.x, method.pooled, method.layout.dual)
-    pooled = pool(sample, method.statistics, prepared.mixing, prepared.population)
+    pooled = pool(sample, method.statistics, prepared.mixing, prepared.population, method.group)
     return pooled, _regularised(pooled.cov, method)
 
 
@@ -220,7 +222,14 @@ def _backward(
         grad_cov = pullback(small.whitening)
     grad_cov = grad_cov if method.scale == 1 else method.scale * grad_cov
     through, mixing = pool_backward(
-        sample, batch, method.statistics, prepared.mixing, small.mean, grad_cov, prepared.population is not None
+        sample,
+        batch,
+        method.statistics,
+        prepared.mixing,
+        small.mean,
+        grad_cov,
+        prepared.population is not None,
+        method.group,
     )
     grad_x = None
     if needs_x:
@@ -252,6 +261,11 @@ def _unpack(
 
 def _backward_differentiably(given: _Given, method: Method, grad: Tensor) -> list[Tensor | None]:
     """The same gradients as a graph, for a derivative of the derivative."""
+    if method.group is not None:
+        raise NotImplementedError(
+            "expected no second derivative of statistics that are synchronised over ranks (got create_graph=True, or a "
+            "gradient of a gradient); set the layers' process_group to None for it"
+        )
     present = [i for i in range(5) if given[i] is not None]
 
     def forward(*tensors: Tensor) -> Tensor:

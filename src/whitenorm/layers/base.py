@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.core.check import check_channels, check_eps, check_momentum, check_positive, fit_group_size
+from whitenorm.core.ranks import Group
+from whitenorm.functional import population_whitening
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -55,6 +57,19 @@ class Whitening(nn.Module):
         )
 
 
+class _Handle:
+    """Holds a process group, which belongs to its process: a deep copy shares it, a pickle leaves it behind."""
+
+    def __init__(self, group: Group = None) -> None:
+        self.group = group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Handle:
+        return self
+
+    def __reduce__(self) -> tuple[type[_Handle], tuple[()]]:
+        return _Handle, ()
+
+
 class PopulationWhitening(Whitening):
     """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference."""
 
@@ -70,10 +85,12 @@ class PopulationWhitening(Whitening):
         affine: bool,
         track_running_stats: bool,
         matrix_name: str,
+        process_group: Group = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, group_size, solver, eps, affine, device, dtype)
+        self._ranks = _Handle(process_group)
         check_momentum(momentum)
         self.momentum = momentum
         self.track_running_stats = track_running_stats
@@ -87,11 +104,38 @@ class PopulationWhitening(Whitening):
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer)
 
+    @property
+    def process_group(self) -> Group:
+        """The ranks whose batches count as one in training; None for this process alone."""
+        return self._ranks.group
+
+    @process_group.setter
+    def process_group(self, group: Group) -> None:
+        self._ranks = _Handle(group)
+
     def _population(self) -> tuple[Tensor | None, Tensor | None]:
         """The running mean and matrix; None where they are not kept."""
         if not self.track_running_stats:
             return None, None
         return self._buffers["running_mean"], self._buffers[self._matrix_name]
+
+    @torch.no_grad()
+    def set_population(self, mean: Tensor, cov: Tensor) -> None:
+        """Take a mean ``(C,)`` and a covariance ``(G, K, K)``, without ε, for the population's."""
+        running_mean, matrix = self._population()
+        if running_mean is None or matrix is None:
+            raise ValueError("expected a layer that keeps population statistics (got track_running_stats=False)")
+        running_mean.copy_(mean)
+        matrix.copy_(cov if self._matrix_name == "running_cov" else population_whitening(cov, self.eps, self.solver))
+
+    @torch.no_grad()
+    def set_diagonal_population(self, mean: Tensor, variance: Tensor) -> None:
+        """Take mean and variance, with its ε, of a BatchNorm: the matrix that is applied is then exactly diagonal."""
+        running_mean, matrix = self._population()
+        if running_mean is not None and matrix is not None:
+            running_mean.copy_(mean)
+            exact = variance - self.eps if self._matrix_name == "running_cov" else variance.rsqrt()
+            matrix.copy_(torch.diag_embed(exact.reshape(-1, self.group_size)))
 
     def reset_running_stats(self) -> None:
         """The population as the papers start it: mean zero, matrix I, no batches seen."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.mode import is_transformed
+from whitenorm.core.ranks import Group
 from whitenorm.functional import batch_whitening, check_population, population_whitening
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.solvers import Newton, SolverLike
@@ -36,6 +37,7 @@ class BatchWhitening(PopulationWhitening):
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
         population: ``"whitening"`` keeps a running whitening matrix, as the papers do; ``"covariance"`` a running
             covariance (BW_Σ), from which the matrix is computed when the statistics have changed.
+        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         device, dtype: of parameters and buffers.
 
     Shape:
@@ -60,6 +62,7 @@ class BatchWhitening(PopulationWhitening):
         affine: bool = True,
         track_running_stats: bool = True,
         population: str = "whitening",
+        process_group: Group = None,
         *,
         device: Any = None,
         dtype: Any = None,
@@ -67,7 +70,17 @@ class BatchWhitening(PopulationWhitening):
         check_population(population)
         matrix_name = "running_whitening" if population == "whitening" else "running_cov"
         super().__init__(
-            num_features, group_size, solver, eps, momentum, affine, track_running_stats, matrix_name, device, dtype
+            num_features,
+            group_size,
+            solver,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            matrix_name,
+            process_group,
+            device,
+            dtype,
         )
         self.population = population
         self._cached: tuple[Tensor, tuple[Any, ...], Tensor] | None = None
@@ -91,6 +104,7 @@ class BatchWhitening(PopulationWhitening):
             group_size=self.group_size,
             solver=self.solver,
             population=population,
+            process_group=self.process_group if self.training else None,
         )
         self._count_batch()
         return output
@@ -155,6 +169,7 @@ class IterNorm(BatchWhitening):
         affine: bool = True,
         track_running_stats: bool = True,
         population: str = "whitening",
+        process_group: Group = None,
         *,
         device: Any = None,
         dtype: Any = None,
@@ -168,6 +183,7 @@ class IterNorm(BatchWhitening):
             affine,
             track_running_stats,
             population=population,
+            process_group=process_group,
             device=device,
             dtype=dtype,
         )
@@ -210,6 +226,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
         *,
         solver: SolverLike = "zca",
         population: str = "whitening",
+        process_group: Group = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -222,6 +239,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
             affine,
             track_running_stats,
             population=population,
+            process_group=process_group,
             device=device,
             dtype=dtype,
         )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from whitenorm.core.check import check_statistics
 from whitenorm.core.pooling import BATCH_STATISTICS
+from whitenorm.core.ranks import Group
 from whitenorm.functional import switchable_whitening
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.solvers import SolverLike
@@ -37,6 +38,7 @@ class SwitchableWhitening(PopulationWhitening):
         momentum: weight of the new batch in the running statistics; None for their cumulative average.
         affine: learn γ and β.
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
+        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         device, dtype: of parameters and buffers.
 
     Shape:
@@ -66,6 +68,7 @@ class SwitchableWhitening(PopulationWhitening):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
+        process_group: Group = None,
         *,
         device: Any = None,
         dtype: Any = None,
@@ -73,7 +76,17 @@ class SwitchableWhitening(PopulationWhitening):
         check_statistics(statistics)
         keeps_population = track_running_stats and any(name in BATCH_STATISTICS for name in statistics)
         super().__init__(
-            num_features, group_size, solver, eps, momentum, affine, keeps_population, "running_cov", device, dtype
+            num_features,
+            group_size,
+            solver,
+            eps,
+            momentum,
+            affine,
+            keeps_population,
+            "running_cov",
+            process_group,
+            device,
+            dtype,
         )
         self.statistics = tuple(statistics)
         self.tie_weights = tie_weights
@@ -95,7 +108,8 @@ class SwitchableWhitening(PopulationWhitening):
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 
     def _logits(self) -> tuple[Tensor, Tensor]:
-        return self.mean_logits, self.mean_logits if self.cov_logits is None else self.cov_logits
+        # A copy, as the compiler does not take one tensor twice.
+        return self.mean_logits, self.mean_logits.clone() if self.cov_logits is None else self.cov_logits
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
@@ -111,6 +125,7 @@ class SwitchableWhitening(PopulationWhitening):
             statistics=self.statistics,
             group_size=self.group_size,
             solver=self.solver,
+            process_group=self.process_group if self.training else None,
         )
         self._count_batch()
         return output

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.blocks import Ring
+from whitenorm.core.mode import is_transformed
 from whitenorm.solvers.base import Pullback, Solver, by_chunks, rounding, smallest, symmetric, trace
 
 # Products that are still needed at any time, going forward or going back.
@@ -133,7 +134,10 @@ def _times(a: Tensor, z: Tensor | None, ring: Ring) -> Tensor:
 
 
 def _plus_identity(matrix: Tensor, factor: float | Tensor) -> Tensor:
-    """matrix + factor·I, written into the matrix."""
+    """matrix + factor·I, written into the matrix where exporters do not mind."""
+    if is_transformed():
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        return matrix + (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor) * identity
     matrix.diagonal(dim1=-2, dim2=-1).add_(factor)
     return matrix
 

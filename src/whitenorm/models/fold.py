@@ -1,0 +1,174 @@
+"""Whitening at no inference cost: a batch whitening in eval mode is a fixed linear map, and goes into its neighbour."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.core.apply import Affine, fold
+from whitenorm.functional import population_whitening
+from whitenorm.layers import BatchWhitening
+from whitenorm.models.flow import Source, sources
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
+# Subclasses that change the weight in forward cannot be merged into; these only pad.
+_ONLY_PADS = ("Conv2dSame", "Conv2dAlign")
+_POINTWISE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def fold_(model: nn.Module, *, dense: bool = False) -> nn.Module:
+    """Merge every batch whitening into the convolution or linear layer before it, in place, and return the model.
+
+    The model must be in eval mode, and stay in it. A whitening whose input comes from elsewhere, or from a layer whose
+    output something else uses too, becomes a grouped 1×1 convolution, or a linear layer for vectors. So does one behind
+    a grouped convolution whose groups do not hold its own. Layers with statistics of the sample (SW, GW, IW) stay.
+
+    What follows what is read from a symbolic trace. A model that ``torch.fx`` cannot trace is merged within its
+    ``nn.Sequential`` containers only, with a warning; the result is right all the same.
+
+    Args:
+        model: with :class:`BatchWhitening`, :class:`IterNorm` or :class:`DecorrelatedBatchNorm` layers.
+        dense: merge into grouped convolutions whose groups are too small, too, by joining groups: more weights and
+            FLOPs in one layer, in place of a following 1×1 convolution.
+
+    Example::
+
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), whitenorm.IterNorm(8), nn.ReLU()).eval()
+        >>> x = torch.randn(2, 3, 8, 8)
+        >>> y = model(x)
+        >>> torch.allclose(fold_(model)(x), y, atol=1e-5)
+        True
+        >>> model[1]
+        Identity()
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, BatchWhitening)}
+    for name, layer in layers.items():
+        if layer.training:
+            raise ValueError(
+                f"expected the model in eval mode (got layer {name!r} in training mode); call model.eval() first: what "
+                "is merged are the population's statistics"
+            )
+    layers = {name: layer for name, layer in layers.items() if layer.track_running_stats}
+    if "" in layers:
+        return _pointwise(layers[""], Source())
+    found = sources(model, list(layers)) if layers else {}
+    new: dict[int, nn.Module] = {}
+    for name, layer in layers.items():
+        producer = found[name].producer
+        merged = None if producer is None else _merged(model.get_submodule(producer), affine_of(layer), dense)
+        if producer is not None and merged is not None:
+            new[id(model.get_submodule(producer))] = merged
+            new[id(layer)] = nn.Identity()
+        else:
+            new[id(layer)] = _pointwise(layer, found[name])
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and id(child) in new:
+                parent.register_module(name, new[id(child)].train(child.training))
+    return model
+
+
+@torch.no_grad()
+def affine_of(layer: BatchWhitening) -> Affine:
+    """The map that a layer is in eval mode, ``(G, K, K)`` and ``(G, K)``, in float64."""
+    mean, matrix = (None if tensor is None else tensor.double() for tensor in layer._population())
+    assert mean is not None
+    assert matrix is not None
+    if layer.population == "covariance":
+        matrix = population_whitening(matrix, layer.eps, layer.solver)
+    shape = matrix.shape[:2]
+    weight, bias = (None if p is None else p.double().reshape(shape) for p in (layer.weight, layer.bias))
+    return fold(matrix, mean.reshape(shape), weight, bias)
+
+
+@torch.no_grad()
+def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
+    """The producer with the map behind it in its weights; None where it cannot hold it."""
+    if not _may_hold(producer, affine.offset.numel()):
+        return None
+    new = copy.deepcopy(producer)
+    weight = _rows_of_outputs(new)
+    if isinstance(new, _CONVOLUTIONS):
+        outputs, size = len(weight), affine.offset.shape[1]
+        joined = math.lcm(outputs // new.groups, size)
+        if joined != outputs // new.groups and not dense:
+            return None
+        weight = _join_groups(weight, new.groups, outputs // joined)
+        new.groups = outputs // joined
+    bias = torch.zeros_like(affine.offset) if new.bias is None else new.bias.double().view_as(affine.offset)
+    like = producer.weight
+    shape = affine.matrix.shape[:2]
+    mixed = (affine.matrix @ weight.double().reshape(*shape, -1)).reshape(weight.shape)
+    offset = (affine.matrix @ bias.unsqueeze(-1)).squeeze(-1) + affine.offset
+    _set_rows_of_outputs(new, mixed.to(like.dtype))
+    new.bias = nn.Parameter(offset.flatten().to(like.dtype), requires_grad=like.requires_grad)
+    new.weight.requires_grad_(like.requires_grad)
+    return new
+
+
+def _may_hold(producer: Any, channels: int) -> bool:
+    plain = type(producer) in (*_CONVOLUTIONS, nn.Linear) or type(producer).__name__ in _ONLY_PADS
+    watched = producer._forward_hooks or producer._forward_pre_hooks
+    outputs = getattr(producer, "out_channels", None) or getattr(producer, "out_features", None)
+    return plain and not watched and outputs == channels
+
+
+def _rows_of_outputs(module: Any) -> Tensor:
+    """The weight with its output channels first, ``(O, I / groups, ...)``."""
+    weight = module.weight.detach()
+    if not isinstance(module, _TRANSPOSED):
+        return weight
+    inputs, outputs, *kernel = weight.shape
+    groups = module.groups
+    return weight.reshape(groups, inputs // groups, outputs, *kernel).transpose(1, 2).flatten(0, 1)
+
+
+def _set_rows_of_outputs(module: Any, rows: Tensor) -> None:
+    if isinstance(module, _TRANSPOSED):
+        rows = rows.unflatten(0, (module.groups, -1)).transpose(1, 2).flatten(0, 1)
+    module.weight = nn.Parameter(rows.contiguous())
+
+
+def _join_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:
+    """The weight ``(O, I / groups, ...)`` of a grouped convolution as one of fewer groups, with zeros in between."""
+    if groups == fewer:
+        return weight
+    each = groups // fewer
+    outputs, inputs, *kernel = weight.shape
+    joined = weight.new_zeros(groups, outputs // groups, each, inputs, *kernel)
+    for group in range(groups):
+        joined[group, :, group % each] = weight[group * (outputs // groups) : (group + 1) * (outputs // groups)]
+    return joined.reshape(outputs, each * inputs, *kernel)
+
+
+@torch.no_grad()
+def _pointwise(layer: BatchWhitening, source: Source) -> nn.Module:
+    """A module of its own for the layer's map."""
+    matrix, offset = affine_of(layer)
+    groups, size = offset.shape
+    channels = groups * size
+    if source.dimensions == 0:
+        module: Any = nn.Linear(channels, channels)
+        weight = torch.block_diag(*matrix)
+    else:
+        # A convolution of unknown dimensions takes all positions for one.
+        kind = ChannelMap if source.dimensions is None else _POINTWISE[source.dimensions]
+        module = kind(channels, channels, 1, groups=groups)
+        weight = matrix.reshape(module.weight.shape)
+    like = layer._buffers["running_mean"]
+    assert like is not None
+    module.weight = nn.Parameter(weight.to(like))
+    module.bias = nn.Parameter(offset.flatten().to(like))
+    return module
+
+
+class ChannelMap(nn.Conv1d):
+    """A 1×1 convolution of inputs of any dimensions, ``(N, C)`` included."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.reshape(*input.shape[:2], -1)).reshape(input.shape)

@@ -1,0 +1,140 @@
+"""Population statistics anew from data, as true averages."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.core.layout import channel_groups
+from whitenorm.core.moments import Moments, moments
+from whitenorm.core.ranks import over_ranks
+from whitenorm.layers.base import PopulationWhitening
+
+_BATCH = nn.modules.batchnorm._BatchNorm
+
+
+def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = True) -> nn.Module:
+    """Compute the population statistics of a model's whitening and BatchNorm layers again, and return the model.
+
+    Each layer gets the mean and covariance of all its inputs over the data, counted by value, so that neither momentum
+    nor the order or size of batches matters. While the data pass, these layers normalise with batch statistics, as in
+    training; all else in the model stays in the mode it is in. Of use after weights were averaged (SWA, EMA), after a
+    short training with large batches, or where the running statistics have lagged behind.
+
+    Nothing is changed unless all batches pass. In a process group, ranks with synchronised layers join their data.
+
+    Args:
+        model: any module.
+        batches: inputs of the model: tensors, tuples or lists whose first entry is the input (the rest is ignored), or
+            dicts of keyword arguments.
+        progress: show a line with the time left on a terminal.
+
+    Example::
+
+        >>> model = nn.Sequential(whitenorm.DecorrelatedBatchNorm(4))
+        >>> data = torch.randn(3, 64, 4) * 2 + 1
+        >>> recalibrate_(model, data)[0].running_mean.allclose(data.flatten(0, 1).mean(0), atol=1e-5)
+        True
+    """
+    layers = [module for module in model.modules() if _keeps_population(module)]
+    if not layers:
+        raise ValueError(
+            f"expected a model with population statistics (got {type(model).__name__} without a whitening or BatchNorm "
+            "layer that tracks them); there is nothing to recalibrate"
+        )
+    found: dict[nn.Module, Moments] = {}
+    with _watched(layers, found), torch.no_grad():
+        for batch in _shown(batches) if progress else batches:
+            _run(model, batch)
+    if not found:
+        raise ValueError("expected at least one batch (got none); population statistics cannot come from no data")
+    for layer, seen in found.items():
+        _record(layer, seen)
+    return model
+
+
+def _keeps_population(module: nn.Module) -> bool:
+    return isinstance(module, (PopulationWhitening, _BATCH)) and bool(module.track_running_stats)
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    else:
+        model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+
+@contextmanager
+def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterator[None]:
+    """Layers in training mode without recording, and the moments of their inputs; all undone at the end."""
+    modes = [layer.training for layer in layers]
+    kept = [{name: buffer.clone() for name, buffer in layer.named_buffers()} for layer in layers]
+    hooks = []
+    try:
+        for layer in layers:
+            layer.train()
+
+            def watch(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                new = _moments(layer, inputs[0])
+                found[layer] = _joined(found[layer], new) if layer in found else new
+
+            hooks.append(layer.register_forward_pre_hook(watch))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, mode, buffers in zip(layers, modes, kept, strict=True):
+            layer.train(mode)
+            with torch.no_grad():
+                for name, buffer in layer.named_buffers():
+                    buffer.copy_(buffers[name])
+
+
+def _moments(layer: nn.Module, x: Tensor) -> Moments:
+    size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
+    layout = channel_groups(x, size, pooled=True)
+    mean, cov, _ = moments(layout.split(x.double()), pooled=True)
+    return Moments(mean, cov, x.numel() // x.shape[1])
+
+
+def _joined(a: Moments, b: Moments) -> Moments:
+    """Of two sets of values together."""
+    number = a.number + b.number
+    share = b.number / number
+    step = b.mean - a.mean
+    between = share * (1 - share) * step.unsqueeze(-1) * step.unsqueeze(-2)
+    return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, number)
+
+
+@torch.no_grad()
+def _record(layer: nn.Module, seen: Moments) -> None:
+    if isinstance(layer, PopulationWhitening):
+        mean, cov, _ = over_ranks(seen, layer.process_group)
+        layer.set_population(mean.flatten(), cov.squeeze(0))
+    elif isinstance(layer, _BATCH):
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        layer.running_mean.copy_(seen.mean.flatten())
+        # BatchNorm's is the unbiased variance.
+        layer.running_var.copy_(seen.cov.flatten() * seen.number / (seen.number - 1))
+
+
+def _shown(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, with a line of progress on a terminal."""
+    total = len(batches) if isinstance(batches, Sized) else None
+    start = time.monotonic()
+    terminal = sys.stderr.isatty()
+    for i, batch in enumerate(batches, 1):
+        yield batch
+        if terminal:
+            elapsed = time.monotonic() - start
+            left = "" if total is None else f" of {total}, {elapsed / i * (total - i):.0f} s left"
+            print(f"\rrecalibrating: batch {i}{left}   ", end="", file=sys.stderr, flush=True)
+    if terminal:
+        print(file=sys.stderr)

@@ -1,0 +1,160 @@
+"""What the processes of the distributed tests run: each compares itself with one process on the joined batch."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from cases import randomise
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import whitenorm
+
+FIVE = ("bw", "iw", "bn", "in", "ln")
+LAYERS = {
+    "iternorm": lambda: whitenorm.IterNorm(6, 3),
+    "dbn": lambda: whitenorm.DecorrelatedBatchNorm(6, 3),
+    "cholesky": lambda: whitenorm.BatchWhitening(6, solver="cholesky", affine=False),
+    "bw-sigma": lambda: whitenorm.BatchWhitening(6, population="covariance", momentum=None),
+    "sw": lambda: whitenorm.SwitchableWhitening(6, 3),
+    "sw5": lambda: whitenorm.SwitchableWhitening(6, 3, FIVE),
+    "sw-batch": lambda: whitenorm.SwitchableWhitening(6, 3, ("bw", "bn")),
+}
+SIZES = {2: [(5, 3), (6, 0), (1, 1)], 3: [(4, 1, 3), (0, 5, 2)], 4: [(3, 2, 0, 4), (1, 1, 1, 1)]}
+
+
+def start(rank, world, path, function):
+    """A process of a gloo group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    try:
+        function(rank, world)
+    finally:
+        dist.destroy_process_group()
+
+
+def close(actual, expected, what):
+    error = (actual - expected).abs().max().item() if actual.numel() else 0.0
+    scale = 1 + (expected.abs().max().item() if expected.numel() else 0.0)
+    assert error <= 1e-8 * scale, f"{what}: error {error:.1e} at scale {scale:.1e}"
+
+
+def summed(tensor):
+    tensor = tensor.clone()
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def equal_to_the_joined_batch(rank, world):
+    """Forward, gradients and buffers, for batches of uneven sizes."""
+    for name, make in LAYERS.items():
+        for sizes in SIZES[world]:
+            for shape in [(6, 4, 5)] + ([(6,)] if name in ("iternorm", "dbn", "sw-batch") else []):
+                torch.manual_seed(0)
+                alone = randomise(make().double())
+                layer = whitenorm.synchronize_(copy.deepcopy(alone))
+                x = torch.randn(sum(sizes), *shape, dtype=torch.float64) * 2 + 100
+                grad = torch.randn_like(x)
+                mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+                joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+                for _ in range(2):
+                    expected, y = alone(joined), layer(local)
+                expected.backward(grad)
+                y.backward(grad[mine])
+                what = f"{name} {sizes} {shape} on rank {rank}: "
+                close(y, expected[mine], what + "output")
+                close(local.grad, joined.grad[mine], what + "gradient of the input")
+                for (key, parameter), other in zip(layer.named_parameters(), alone.parameters(), strict=True):
+                    close(summed(parameter.grad), other.grad, what + f"gradient of {key}")
+                for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
+                    close(buffer, other, what + key)
+
+
+def one_collective_each_way(rank, world):
+    calls = []
+    original = dist.all_reduce
+
+    def counted(*arguments, **options):
+        calls.append(options.get("group"))
+        return original(*arguments, **options)
+
+    dist.all_reduce = counted
+    for make in LAYERS.values():
+        layer = whitenorm.synchronize_(make())
+        x = torch.randn(4, 6, 3, 3, requires_grad=True)
+        y = layer(x)
+        assert len(calls) == 1
+        y.sum().backward()
+        assert len(calls) == 2
+        layer.eval()(x).sum().backward()
+        assert len(calls) == 2, "a collective in eval mode"
+        calls.clear()
+    dist.all_reduce = original
+
+
+def offset_survives(rank, world):
+    """A mean of a thousand standard deviations, in float32."""
+    torch.manual_seed(0)
+    x = torch.randn(world * 64, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64)
+    layer = whitenorm.synchronize_(whitenorm.BatchWhitening(4, population="covariance", momentum=1.0))
+    layer((x + 1000)[rank * 64 : rank * 64 + 64].float())
+    error = (layer.running_cov[0] - torch.cov(x.T, correction=0)).abs().max()
+    assert error < 1e-3 * torch.cov(x.T).abs().max()
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), whitenorm.IterNorm(6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3)]
+    layers += [whitenorm.SwitchableWhitening(6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4)]
+    return nn.Sequential(*layers).double()
+
+
+def inside_ddp_and_fsdp(rank, world):
+    torch.manual_seed(1)
+    x, labels = torch.randn(3 * world, 3, 8, 8, dtype=torch.float64), torch.randint(4, (3 * world,))
+    mine = slice(3 * rank, 3 * rank + 3)
+    alone = network()
+    nn.functional.cross_entropy(alone(x), labels).backward()
+    expected = [parameter.grad for parameter in alone.parameters()]
+
+    ddp = DistributedDataParallel(whitenorm.synchronize_(network()))
+    nn.functional.cross_entropy(ddp(x[mine]), labels[mine]).backward()
+    for parameter, grad in zip(ddp.parameters(), expected, strict=True):
+        close(parameter.grad, grad, "DDP")
+
+    sharded = whitenorm.synchronize_(network())
+    mesh = init_device_mesh("cpu", (world,))
+    for module in sharded:
+        if list(module.parameters()):
+            fully_shard(module, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    nn.functional.cross_entropy(sharded(x[mine]), labels[mine]).backward()
+    for parameter, grad in zip(sharded.parameters(), expected, strict=True):
+        close(parameter.grad.full_tensor(), grad, "FSDP2")
+    for module in (ddp.module, sharded):
+        for buffer, other in zip(module.buffers(), alone.buffers(), strict=True):
+            close(buffer, other, "buffers")
+
+
+def subgroup_and_recalibration(rank, world):
+    """Only the ranks of the group count; recalibration joins their data."""
+    group = dist.new_group([0, 1])
+    if rank > 1:
+        return
+    layer = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4).double()), group)
+    assert layer[0].process_group is group
+    torch.manual_seed(0)
+    data = torch.randn(2, 3, 8, 4, dtype=torch.float64) + torch.arange(2, dtype=torch.float64).view(2, 1, 1, 1)
+    whitenorm.recalibrate_(layer, data[rank], progress=False)
+    close(layer[0].running_mean, data.flatten(0, 2).mean(0), "recalibrated mean")
+
+
+def all_checks(rank, world):
+    equal_to_the_joined_batch(rank, world)
+    one_collective_each_way(rank, world)
+    offset_survives(rank, world)
+    if world < 4:
+        inside_ddp_and_fsdp(rank, world)
+        subgroup_and_recalibration(rank, world)

@@ -1,0 +1,65 @@
+"""Statistics over several processes: the same as one process on the joined batch."""
+
+import copy
+import io
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+
+import whitenorm
+
+
+@pytest.fixture
+def single_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_together_are_one_process(world, tmp_path):
+    torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.all_checks), nprocs=world)
+
+
+def test_a_clear_error_without_a_process_group():
+    with pytest.raises(RuntimeError, match="init_process_group first"):
+        whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4)))
+
+
+@pytest.mark.usefixtures("single_process")
+def test_a_model_without_batch_statistics_is_an_error():
+    with pytest.raises(ValueError, match="batch whitening layers"):
+        whitenorm.synchronize_(nn.Sequential(whitenorm.GroupWhitening(2, 4)))
+
+
+@pytest.mark.usefixtures("single_process")
+def test_copies_share_the_group_and_pickles_leave_it_behind():
+    layer = whitenorm.synchronize_(whitenorm.IterNorm(4))
+    assert layer.process_group is dist.group.WORLD
+    assert copy.deepcopy(layer).process_group is dist.group.WORLD
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    assert torch.load(stream, weights_only=False).process_group is None
+
+
+@pytest.mark.usefixtures("single_process")
+def test_a_second_derivative_is_a_clear_error():
+    layer = whitenorm.synchronize_(whitenorm.IterNorm(4))
+    x = torch.randn(8, 4, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="process_group to None"):
+        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("name", ["iternorm", "sw"])
+def test_compiles_without_graph_breaks(name):
+    layer = whitenorm.synchronize_(ranks.LAYERS[name]())
+    x = torch.randn(8, 6, 3, 3)
+    expected = copy.deepcopy(layer)(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), expected, atol=1e-6)

@@ -1,0 +1,246 @@
+"""Whitening folded away: the same outputs, and nothing of it left, wherever it can go."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from models import ResNet, whitened
+from torch import nn
+
+import whitenorm
+from whitenorm import fold_
+from whitenorm.layers.base import Whitening
+from whitenorm.models.fold import ChannelMap
+
+
+def left(model):
+    return sum(isinstance(module, Whitening) for module in model.modules())
+
+
+def ready(layer, seed=0):
+    """In eval mode, with a population and parameters of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in (layer.weight, layer.bias):
+            if parameter is not None:
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+        layer.running_mean.copy_(torch.randn(layer.num_features, generator=generator))
+        size = layer.group_size
+        root = torch.randn(layer.num_features // size, size, size, generator=generator)
+        layer.set_population(layer.running_mean, root @ root.mT + torch.eye(size))
+    return layer.eval()
+
+
+def check(model, x, merged=True, **options):
+    """Folding changes no output; where the layer is merged, an Identity stands in its place."""
+    model = model.eval().double()
+    x = x.double()
+    expected = model(x)
+    folded = fold_(copy.deepcopy(model), **options)
+    assert (folded(x) - expected).abs().max() < 1e-10 * (1 + expected.abs().max())
+    assert left(folded) == 0
+    assert any(isinstance(module, nn.Identity) for module in folded.modules()) == merged
+    return folded
+
+
+LAYERS = {
+    "iternorm": lambda c: whitenorm.IterNorm(c, 4),
+    "dbn": lambda c: whitenorm.DecorrelatedBatchNorm(c, 4),
+    "bw-sigma": lambda c: whitenorm.BatchWhitening(c, 4, population="covariance"),
+    "plain": lambda c: whitenorm.BatchWhitening(c, affine=False),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    ("producer", "shape"),
+    [
+        (nn.Conv2d, (2, 6, 9, 9)),
+        (nn.Conv1d, (2, 6, 9)),
+        (nn.Conv3d, (2, 6, 5, 5, 5)),
+        (nn.ConvTranspose2d, (2, 6, 5, 5)),
+        (nn.ConvTranspose1d, (2, 6, 5)),
+    ],
+    ids=str,
+)
+def test_convolutions(producer, shape, name, bias):
+    conv = producer(6, 8, 3, stride=2, bias=bias)
+    folded = check(nn.Sequential(conv, ready(LAYERS[name](8)), nn.ReLU()), torch.randn(shape))
+    assert folded[0].bias is not None
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "circular"])
+def test_padding_and_dilation(padding_mode):
+    conv = nn.Conv2d(4, 8, 3, padding=2, dilation=2, padding_mode=padding_mode)
+    check(nn.Sequential(conv, ready(whitenorm.IterNorm(8))), torch.randn(2, 4, 9, 9))
+
+
+def test_linear():
+    folded = check(nn.Sequential(nn.Linear(5, 8), ready(whitenorm.IterNorm(8, 4))), torch.randn(6, 5))
+    assert isinstance(folded[0], nn.Linear)
+
+
+@pytest.mark.parametrize("producer", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize(("groups", "size", "holds"), [(2, 4, True), (2, 2, True), (4, 4, False), (2, 8, False)])
+def test_grouped_convolutions(producer, groups, size, holds):
+    model = nn.Sequential(producer(8, 8, 3, groups=groups), ready(whitenorm.IterNorm(8, size)))
+    x = torch.randn(2, 8, 9, 9)
+    folded = check(model, x, merged=holds)
+    assert folded[0].groups == groups
+    if not holds:
+        assert isinstance(folded[1], nn.Conv2d)
+        assert folded[1].kernel_size == (1, 1)
+        assert folded[1].groups == 8 // size
+    dense = check(model, x, dense=True)
+    assert dense[0].groups == (groups if holds else 8 // size if size > 8 // groups else groups)
+
+
+def test_depthwise_convolution_joins_only_the_groups_it_must():
+    model = nn.Sequential(nn.Conv2d(12, 12, 3, groups=12), ready(whitenorm.IterNorm(12, 4)))
+    assert check(model, torch.randn(2, 12, 5, 5), dense=True)[0].groups == 3
+
+
+def test_without_a_producer_it_becomes_a_convolution_or_a_linear_layer():
+    pooled = nn.Sequential(nn.MaxPool2d(2), ready(whitenorm.IterNorm(8, 4)))
+    assert isinstance(check(pooled, torch.randn(2, 8, 6, 6), merged=False)[1], nn.Conv2d)
+    vectors = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), ready(whitenorm.IterNorm(8, 4)))
+    assert isinstance(check(vectors, torch.randn(2, 8, 2, 2), merged=False)[2], nn.Linear)
+    activated = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), ready(whitenorm.IterNorm(8)))
+    assert type(check(activated, torch.randn(2, 4, 3, 3), merged=False)[2]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, 8, 5), (3, 8, 4, 5), (3, 8, 2, 3, 4)], ids=str)
+def test_a_layer_alone_becomes_a_map_of_any_dimensions(shape):
+    layer = ready(whitenorm.IterNorm(8, 4)).double()
+    x = torch.randn(shape, dtype=torch.float64)
+    folded = fold_(layer)
+    assert isinstance(folded, ChannelMap)
+    assert torch.allclose(folded(x), layer(x))
+
+
+class Branching(nn.Module):
+    """The convolution's output is used beside the norm's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8))
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.norm(x) + x
+
+
+class TwoNorms(nn.Module):
+    """One convolution, called twice, with a norm for each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.first, self.second = ready(whitenorm.IterNorm(4)), ready(whitenorm.IterNorm(4), 1)
+
+    def forward(self, x):
+        return self.second(self.conv(self.first(self.conv(x))))
+
+
+class SharedNorm(nn.Module):
+    """One norm behind two convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), ready(whitenorm.IterNorm(4))
+
+    def forward(self, x):
+        return self.norm(self.a(x)) + self.norm(self.b(x))
+
+
+class ReadsTheWeight(nn.Module):
+    """The convolution's weight has another use."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 1), ready(whitenorm.IterNorm(4))
+
+    def forward(self, x):
+        return self.norm(self.conv(x)) + self.conv.weight.sum()
+
+
+@pytest.mark.parametrize("model", [Branching, TwoNorms, SharedNorm, ReadsTheWeight])
+def test_shared_and_branching_outputs_are_left_alone(model):
+    check(model(), torch.randn(2, 4, 5, 5), merged=False)
+
+
+class Standardised(nn.Conv2d):
+    """Changes its weight on the way, as weight standardisation does."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+
+def test_convolutions_with_a_forward_of_their_own_are_left_alone():
+    check(nn.Sequential(Standardised(4, 8, 1), ready(whitenorm.IterNorm(8))), torch.randn(2, 4, 5, 5), merged=False)
+
+
+def test_a_watched_convolution_is_left_alone():
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8)))
+    model[0].register_forward_hook(lambda module, inputs, output: None)
+    check(model, torch.randn(2, 4, 5, 5), merged=False)
+
+
+class Untraceable(nn.Module):
+    """Looks at values: no symbolic trace of it exists."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8)), nn.ReLU())
+        self.norm = ready(whitenorm.IterNorm(8), 1)
+
+    def forward(self, x):
+        return self.norm(self.body(x)) if x.sum() > 0 else self.body(x)
+
+
+def test_a_model_that_cannot_be_traced_is_folded_in_its_containers():
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        folded = check(Untraceable(), torch.rand(2, 4, 5, 5))
+    assert isinstance(folded.norm, ChannelMap)
+
+
+@pytest.mark.parametrize("name", ["iternorm", "dbn", "bw-sigma"])
+def test_a_residual_network(name):
+    folded = check(whitened(ResNet(), name), torch.randn(4, 3, 16, 16))
+    assert not any(isinstance(module, (nn.BatchNorm2d, ChannelMap)) for module in [folded.bn1, folded.blocks[0].bn1])
+    assert isinstance(folded.bn1, nn.Identity)
+
+
+def test_layers_with_statistics_of_the_sample_stay():
+    model = whitened(ResNet(), "gw")
+    expected = model(torch.ones(2, 3, 8, 8))
+    assert left(fold_(model)) == 6
+    assert torch.equal(model(torch.ones(2, 3, 8, 8)), expected)
+
+
+def test_a_layer_without_population_stays():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), whitenorm.IterNorm(4, track_running_stats=False)).eval()
+    assert left(fold_(model)) == 1
+
+
+def test_training_mode_is_an_error():
+    with pytest.raises(ValueError, match="eval mode"):
+        fold_(nn.Sequential(nn.Conv2d(3, 4, 1), whitenorm.IterNorm(4)))
+
+
+def test_frozen_weights_stay_frozen_and_dtypes_stay():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1, dtype=torch.bfloat16), whitenorm.IterNorm(4, dtype=torch.bfloat16)).eval()
+    model[0].requires_grad_(False)
+    fold_(model)
+    assert model[0].weight.dtype == model[0].bias.dtype == torch.bfloat16
+    assert not model[0].weight.requires_grad
+    assert not model[0].bias.requires_grad
+
+
+def test_a_model_without_whitening_is_returned_as_it_is():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fold_(model) is model
