@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 import whitenorm
 from benchmarks import papers
@@ -63,6 +64,8 @@ def measure(shape: tuple[int, ...], rate: float, rounds: int, budget: float) -> 
         training.update(_train(last, shape, rounds, budget, torch.channels_last))
     forward = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=True)
     inference = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=False)
+    if len(shape) == 4:
+        inference.update(_infer(_folded(shape[1]), shape, rounds, budget, training=False))
     return {
         "shape": list(shape),
         "rivals": {name: summarise(training[name])._asdict() for name in rivals},
@@ -103,7 +106,24 @@ def _row(
         row["channels_last_to_contiguous"] = summarise(training[f"{name} channels-last"]).ms / row["ms"]
     if name in ("IterNorm", "DBN"):
         row["inference_to_product"] = ratio(inference[name], inference[f"product {min(method.features, shape[1])}"])
+    if name == "IterNorm" and len(shape) == 4:
+        row["folded_to_convolution"] = ratio(inference["folded"], inference["convolution"])
+        flops = {key: _flops(module, shape) for key, module in _folded(shape[1]).items()}
+        row["folded_extra_flops"] = flops["folded"] - flops["convolution"]
     return row
+
+
+def _folded(channels: int) -> dict[str, nn.Module]:
+    """A convolution, and one with a whitening behind it, folded."""
+    convolution = nn.Conv2d(channels, channels, 3, padding=1)
+    pair = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), whitenorm.IterNorm(channels))
+    return {"convolution": convolution, "folded": whitenorm.fold_(pair.eval())}
+
+
+def _flops(module: nn.Module, shape: tuple[int, ...]) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(torch.randn(1, *shape[1:]))
+    return int(counter.get_total_flops())
 
 
 def _pairs(names: list[str], channels: int) -> dict[str, nn.Module]:

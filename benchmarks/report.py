@@ -72,6 +72,12 @@ def bars(results: dict[str, Any]) -> list[Bar]:
         found.append(_most("channels-last against contiguous", 1.0, last))
     product = [row["inference_to_product"] for _, _, row in rows(results) if "inference_to_product" in row]
     found.append(_most("inference against a grouped 1×1 product", 2.0, product))
+    folded = [row for _, _, row in rows(results) if "folded_to_convolution" in row]
+    if folded:
+        flops = max(row["folded_extra_flops"] for row in folded)
+        times = geometric_mean([row["folded_to_convolution"] for row in folded])
+        what = "folded into a convolution: FLOPs added, time against the convolution's"
+        found.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
     for entry in results.get("models", []):
         for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
             if name in entry["models"]:

@@ -95,13 +95,14 @@ def test_report_shows_every_row_and_loss(results, tmp_path):
     assert "| 64×64 | DBN |" in text
     assert "SW^a 7 layers" in text
     assert "(+11.4 %; +1.6 %)" in text
+    assert "FLOPs added, time against the convolution's | 0 | 0, " in text
     assert text.count("| yes |") + text.count("| no |") == len(report.bars(results))
     report.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
+    readme.write_text(f"before\n{report.START}\nstale\n{report.END}\nafter\n")
     report.update_readme(readme, text)
-    assert "old" not in readme.read_text()
+    assert "stale" not in readme.read_text()
     assert readme.read_text().startswith("before")
     assert readme.read_text().endswith("after\n")
 
