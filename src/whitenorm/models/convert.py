@@ -6,6 +6,7 @@ from torch import nn
 
 from whitenorm.models.layers import LayerLike
 from whitenorm.models.recipes import Where, plan
+from whitenorm.models.replace import replace_
 
 
 def convert_(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: bool = False) -> nn.Module:
@@ -29,10 +30,4 @@ def convert_(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_e
         >>> convert_(model, "iternorm")[1].group_size
         8
     """
-    new = {id(change.old): change.new for change in plan(model, layer, where, keep_eps)}
-    for parent in list(model.modules()):
-        # A classifier stands inside what replaces it: only what was there before is looked through.
-        for name, child in list(parent._modules.items()):
-            if child is not None and id(child) in new:
-                parent.register_module(name, new[id(child)])
-    return new.get(id(model), model)
+    return replace_(model, {change.old: change.new for change in plan(model, layer, where, keep_eps)})

@@ -13,6 +13,7 @@ from whitenorm.core.apply import Affine, fold
 from whitenorm.functional import population_whitening
 from whitenorm.layers import BatchWhitening
 from whitenorm.models.flow import Source, sources
+from whitenorm.models.replace import replace_
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
@@ -55,22 +56,19 @@ def fold_(model: nn.Module, *, dense: bool = False) -> nn.Module:
             )
     layers = {name: layer for name, layer in layers.items() if layer.track_running_stats}
     if "" in layers:
-        return _pointwise(layers[""], Source())
+        return _pointwise(layers[""], Source()).eval()
     found = sources(model, list(layers)) if layers else {}
-    new: dict[int, nn.Module] = {}
+    new: dict[nn.Module, nn.Module] = {}
     for name, layer in layers.items():
-        producer = found[name].producer
-        merged = None if producer is None else _merged(model.get_submodule(producer), affine_of(layer), dense)
+        producer = None if found[name].producer is None else model.get_submodule(str(found[name].producer))
+        merged = None if producer is None else _merged(producer, affine_of(layer), dense)
         if producer is not None and merged is not None:
-            new[id(model.get_submodule(producer))] = merged
-            new[id(layer)] = nn.Identity()
+            new[producer], new[layer] = merged, nn.Identity()
         else:
-            new[id(layer)] = _pointwise(layer, found[name])
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and id(child) in new:
-                parent.register_module(name, new[id(child)].train(child.training))
-    return model
+            new[layer] = _pointwise(layer, found[name])
+    for module in new.values():
+        module.eval()
+    return replace_(model, new)
 
 
 @torch.no_grad()
