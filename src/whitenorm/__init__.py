@@ -6,7 +6,7 @@
 torch.Size([8, 64, 14, 14])
 """
 
-from whitenorm import functional, solvers
+from whitenorm import diagnostics, functional, solvers
 from whitenorm._version import __version__
 from whitenorm.layers import (
     BatchWhitening,
@@ -29,6 +29,7 @@ __all__ = [
     "SwitchableWhitening",
     "__version__",
     "convert_",
+    "diagnostics",
     "fold_",
     "functional",
     "load_published",

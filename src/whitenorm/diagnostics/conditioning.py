@@ -1,0 +1,107 @@
+"""How well-conditioned and how decorrelated features are."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from whitenorm.core.check import check_number
+from whitenorm.core.layout import channel_groups
+from whitenorm.core.moments import moments
+
+
+def features_of(x: Tensor, least: int = 2) -> Tensor:
+    """Features ``(N, C, ...)`` as ``(N·positions, C)`` in float64; an error for what has no covariance."""
+    if x.ndim < 2 or not x.is_floating_point():
+        raise ValueError(
+            f"expected floating-point features (N, C) or (N, C, ...) (got {x.dtype} of shape {tuple(x.shape)})"
+        )
+    rows = x.detach().movedim(1, -1).reshape(-1, x.shape[1]).double()
+    if len(rows) < least:
+        raise ValueError(
+            f"expected at least {least} values of each feature (got {len(rows)} in input of shape {tuple(x.shape)}); "
+            "one value has no covariance"
+        )
+    bad = int((~rows.isfinite()).any(1).sum())
+    if bad:
+        raise ValueError(
+            f"expected finite features (got NaN or infinity in {bad} of {len(rows)} rows); look for a diverged loss or "
+            "a division by zero before this layer"
+        )
+    return rows
+
+
+def covariance(x: Tensor) -> Tensor:
+    """The biased covariance ``(C, C)`` of features ``(N, C, ...)``, in float64."""
+    rows = features_of(x)
+    layout = channel_groups(rows, rows.shape[1], pooled=True)
+    with torch.no_grad():
+        return moments(layout.split(rows), pooled=True).cov.reshape(rows.shape[1], rows.shape[1])
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """The eigenvalues of the covariance, from the largest, none below zero."""
+    return torch.linalg.eigvalsh(covariance(x)).flip(0).clamp_min(0)
+
+
+def condition_number(x: Tensor, percent: float = 100) -> float:
+    r"""The condition number of the features' covariance, or of a share of its directions (GW, figure 2).
+
+    .. math:: \kappa = \frac{\lambda_{max}}{\lambda_{min}}, \qquad
+              \kappa_p = \frac{\lambda_{max}}{\lambda_{\lceil p d \rceil}}
+
+    with eigenvalues from the largest. Of features that are singular to float64's precision it is infinite; a share
+    below 100 % looks past a few dead directions.
+
+    Args:
+        x: ``(N, C)`` or ``(N, C, ...)``.
+        percent: p, above 0 up to 100.
+
+    Example::
+
+        >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
+        >>> condition_number(x)
+        4.0
+    """
+    check_number("percent", percent, 1e-9, 100, "it is a share of the directions; the paper uses 80 and 90")
+    values = spectrum(x)
+    smallest = values[math.ceil(percent / 100 * len(values)) - 1]
+    negligible = values[0] * len(values) * torch.finfo(values.dtype).eps
+    return math.inf if smallest <= negligible else (values[0] / smallest).item()
+
+
+def correlation(x: Tensor) -> float:
+    r"""The mean absolute correlation of two different features.
+
+    .. math:: \frac{1}{d(d-1)} \sum_{i \ne j} \frac{|\Sigma_{ij}|}{\sqrt{\Sigma_{ii} \Sigma_{jj}}}
+
+    Features that are constant correlate with nothing.
+
+    Example::
+
+        >>> x = torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])
+        >>> round(correlation(x), 6)
+        1.0
+    """
+    cov = covariance(x)
+    size = len(cov)
+    if size == 1:
+        return 0.0
+    scale = cov.diagonal().sqrt()
+    matrix = (cov / (scale[:, None] * scale[None, :])).nan_to_num(0).abs()
+    return ((matrix.sum() - matrix.diagonal().sum()) / (size * (size - 1))).item()
+
+
+def whiteness_error(x: Tensor) -> float:
+    r"""How far the covariance is from the identity, :math:`\lVert \Sigma - I \rVert_F / \sqrt d`.
+
+    Example::
+
+        >>> x = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+        >>> whiteness_error(x)
+        0.0
+    """
+    cov = covariance(x)
+    return (torch.linalg.matrix_norm(cov - torch.eye(len(cov), dtype=cov.dtype)) / math.sqrt(len(cov))).item()

@@ -1,0 +1,216 @@
+"""The papers' measures, each against another way to the same number."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import whitenorm
+from whitenorm.diagnostics import (
+    condition_number,
+    constraint_number,
+    correlation,
+    diversity,
+    feasible_range,
+    fisher_condition_number,
+    measured_constraint_number,
+    spectrum,
+    stochastic_disturbance,
+    whiteness_error,
+)
+
+
+def with_spectrum(values, n=64):
+    """Features whose covariance has exactly these eigenvalues."""
+    d = len(values)
+    white = torch.linalg.qr(torch.randn(n, d + 1, dtype=torch.float64).index_fill(1, torch.tensor([0]), 1.0))[0][:, 1:]
+    rotation = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))[0]
+    return white * math.sqrt(n) @ torch.diag(torch.tensor(values, dtype=torch.float64).sqrt()) @ rotation + 5
+
+
+def test_condition_numbers_of_a_known_spectrum():
+    x = with_spectrum([100.0, 10.0, 4.0, 1.0, 0.5])
+    assert torch.allclose(spectrum(x), torch.tensor([100.0, 10.0, 4.0, 1.0, 0.5], dtype=torch.float64))
+    assert condition_number(x) == pytest.approx(200)
+    assert condition_number(x, 80) == pytest.approx(100)
+    assert condition_number(x, 50) == pytest.approx(25)
+    assert condition_number(x, 20) == pytest.approx(1)
+    images = x.reshape(8, 8, 5).movedim(2, 1)
+    assert condition_number(images) == pytest.approx(200)
+
+
+def test_singular_features_have_an_infinite_condition_number():
+    x = torch.randn(20, 3)
+    assert condition_number(torch.cat([x, x[:, :1]], 1)) == math.inf
+    assert condition_number(torch.cat([x, x[:, :1]], 1), 75) < 100
+    assert condition_number(torch.randn(3, 5)) == math.inf
+
+
+def test_correlation_and_whiteness_against_numpy():
+    import numpy
+
+    x = torch.randn(200, 6, dtype=torch.float64) @ torch.randn(6, 6, dtype=torch.float64)
+    matrix = numpy.abs(numpy.corrcoef(x.numpy().T))
+    assert correlation(x) == pytest.approx((matrix.sum() - 6) / 30)
+    cov = numpy.cov(x.numpy().T, bias=True)
+    assert whiteness_error(x) == pytest.approx(numpy.linalg.norm(cov - numpy.eye(6)) / math.sqrt(6))
+    assert correlation(torch.tensor([[1.0, 2.0], [3.0, 2.0]])) == 0
+    assert correlation(torch.randn(5, 1)) == 0
+
+
+def test_whitening_whitens_by_these_measures():
+    x = torch.randn(512, 8) @ torch.randn(8, 8)
+    y = whitenorm.DecorrelatedBatchNorm(8, 8, eps=0, affine=False)(x)
+    assert condition_number(y) < 1.01
+    assert correlation(y) < 1e-3
+    assert whiteness_error(y) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("method", "features", "batch", "groups"),
+    [
+        ("bn", 5, 7, None),
+        ("bn", 3, 2, None),
+        ("bw", 4, 9, None),
+        ("bw", 3, 6, None),
+        ("gn", 12, 3, 2),
+        ("gn", 12, 2, 4),
+        ("gw", 12, 2, 2),
+        ("gw", 24, 3, 3),
+        ("gw", 24, 1, 4),
+    ],
+)
+def test_constraint_numbers_are_ranks(method, features, batch, groups):
+    counted = measured_constraint_number(method, features, batch, groups)
+    assert counted == constraint_number(method, features, batch, groups)
+
+
+def test_table_1_of_group_whitening():
+    assert constraint_number("bn", 64, 32, data=320) == 2 * 64 * 10
+    assert constraint_number("bw", 64, 32, data=320) == 64 * 67 // 2 * 10
+    assert constraint_number("gn", 64, 32, 8, data=320) == 2 * 8 * 320
+    assert constraint_number("gw", 64, 32, 8, data=320) == 320 * 8 * 11 // 2
+
+
+@pytest.mark.parametrize("features", [2, 8, 64, 256, 1000])
+def test_feasible_ranges_end_where_equations_outnumber_values(features):
+    for method in ("gn", "gw"):
+        most = feasible_range(method, features).most
+        equations = (lambda g: 2 * g) if method == "gn" else (lambda g: g * (g + 3) // 2)
+        assert equations(most) <= features < equations(most + 1)
+    least = feasible_range("bw", features).least
+    assert constraint_number("bw", features, least) <= least * features
+    assert constraint_number("bw", features, least) > (least - 1) * features
+    assert feasible_range("bn", features) == ("batch", 2, None)
+
+
+def test_diversity_of_uniform_and_of_constrained_features():
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(200_000, 2, generator=generator) * 2 - 1
+    assert diversity(uniform, 10) == pytest.approx(math.log(100), abs=1e-3)
+    signs = torch.sign(torch.randn(10_000, 3, generator=generator))
+    assert diversity(signs, 1000) == pytest.approx(math.log(4), abs=1e-3)
+    assert diversity(torch.zeros(10, 2)) == 0
+
+
+def test_diversity_against_numpy():
+    import numpy
+
+    x = torch.randn(5000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scaled = (x / x.abs().amax(0)).numpy()
+    counts = numpy.histogram2d(scaled[:, 0], scaled[:, 1], bins=30, range=[[-1, 1], [-1, 1]])[0].ravel()
+    shares = counts[counts > 0] / counts.sum()
+    assert diversity(x, 30) == pytest.approx(-(shares * numpy.log(shares)).sum())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), whitenorm.IterNorm(4, 2), whitenorm.DecorrelatedBatchNorm(4)])
+def test_disturbance_against_the_layer_itself(norm):
+    """Batch by batch: x appended to a batch would change its statistics, so the layer's own are applied to it."""
+    data = torch.randn(50, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64)
+    norm = norm.double()
+    result = stochastic_disturbance(norm, data, 8, samples=5, repeats=40, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    x = data[torch.randperm(50, generator=generator)[:5]]
+    outputs = []
+    for portion in (16, 16, 8):
+        for indices in torch.randint(50, (portion, 8), generator=generator):
+            norm.momentum = 1.0
+            norm.train()(data[indices])
+            if isinstance(norm, nn.BatchNorm1d):
+                # BatchNorm records the unbiased variance.
+                norm.running_var *= 7 / 8
+            outputs.append(norm.eval()(x))
+    outputs = torch.stack(outputs)
+    expected = (outputs - outputs.mean(0)).norm(dim=-1).mean(0)
+    assert torch.allclose(result.samples, expected)
+    assert result.operation == pytest.approx(expected.mean().item())
+
+
+def test_disturbance_orders_as_the_paper_says():
+    """Full whitening is noisier than IterNorm, that noisier than BatchNorm; more so in smaller batches."""
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(4000, 32, generator=generator)
+    norms = [nn.BatchNorm1d(32), whitenorm.IterNorm(32), whitenorm.DecorrelatedBatchNorm(32, 32)]
+    values = [stochastic_disturbance(norm, data, 128, 50, 50, generator=generator).operation for norm in norms]
+    assert values == sorted(values)
+    assert stochastic_disturbance(norms[0], data, 32, 50, 50, generator=generator).operation > values[0]
+
+
+def test_fisher_of_a_softmax_against_its_definition():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    data = torch.randn(30, 3, dtype=torch.float64)
+    layer = model[2]
+
+    def log_probabilities(parameters, x):
+        return torch.func.functional_call(layer, parameters, x).log_softmax(-1)
+
+    inputs = model[:2](data).detach()
+    parameters = {"weight": layer.weight.detach(), "bias": layer.bias.detach()}
+    fisher = 0
+    for x in inputs:
+        jacobian = torch.func.jacrev(log_probabilities)(parameters, x)
+        rows = torch.cat([jacobian["weight"], jacobian["bias"].unsqueeze(-1)], -1).flatten(1)
+        fisher = fisher + rows.T @ torch.diag(log_probabilities(parameters, x).exp()) @ rows / len(inputs)
+    values = torch.linalg.eigvalsh(fisher)
+    # Five directions, of a constant added to all logits, carry no information.
+    assert values[:5].abs().max() < 1e-12
+    assert fisher_condition_number(model, data, "2") == pytest.approx((values[-1] / values[5]).item())
+
+
+def test_fisher_of_a_linear_output_is_that_of_its_inputs():
+    model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
+    data = torch.randn(50, 3, dtype=torch.float64)
+    expected = torch.linalg.cond(data.T @ data).item()
+    assert fisher_condition_number(model, data, "0", softmax=False) == pytest.approx(expected)
+
+
+def test_bad_input_is_a_clear_error():
+    with pytest.raises(ValueError, match=r"NaN or infinity in 1 of 3 rows"):
+        condition_number(torch.tensor([[1.0, 2.0], [float("nan"), 1.0], [0.0, 1.0]]))
+    with pytest.raises(ValueError, match="at least 2 values"):
+        condition_number(torch.randn(1, 4))
+    with pytest.raises(ValueError, match="floating-point features"):
+        correlation(torch.zeros(3, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="expected percent"):
+        condition_number(torch.randn(5, 2), 0)
+    with pytest.raises(ValueError, match="expected method"):
+        constraint_number("ln", 4, 4)
+    with pytest.raises(ValueError, match="number of groups"):
+        constraint_number("gw", 4, 4)
+    with pytest.raises(ValueError, match="at least two features"):
+        diversity(torch.randn(5, 1))
+    with pytest.raises(ValueError, match="batch_size from 2"):
+        stochastic_disturbance(nn.BatchNorm1d(2), torch.randn(5, 2), 6)
+    with pytest.raises(ValueError, match="data of 3 features"):
+        stochastic_disturbance(nn.BatchNorm1d(3), torch.randn(5, 2), 2)
+    with pytest.raises(ValueError, match="it has: 0"):
+        fisher_condition_number(nn.Sequential(nn.Linear(2, 2)), torch.randn(5, 2), "fc")
+
+
+def test_a_failing_model_keeps_no_hook():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(RuntimeError):
+        fisher_condition_number(model, torch.randn(5, 3), "0")
+    assert not model[0]._forward_hooks
