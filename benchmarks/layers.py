@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 import whitenorm
 from benchmarks import papers
 from benchmarks.timing import interleaved, ratio, summarise
+from whitenorm.diagnostics import flops, saved_bytes
 
 
 class Method(NamedTuple):
@@ -108,8 +107,8 @@ def _row(
         row["inference_to_product"] = ratio(inference[name], inference[f"product {min(method.features, shape[1])}"])
     if name == "IterNorm" and len(shape) == 4:
         row["folded_to_convolution"] = ratio(inference["folded"], inference["convolution"])
-        flops = {key: _flops(module, shape) for key, module in _folded(shape[1]).items()}
-        row["folded_extra_flops"] = flops["folded"] - flops["convolution"]
+        counts = {key: flops(module, torch.randn(1, *shape[1:])) for key, module in _folded(shape[1]).items()}
+        row["folded_extra_flops"] = counts["folded"] - counts["convolution"]
     return row
 
 
@@ -118,12 +117,6 @@ def _folded(channels: int) -> dict[str, nn.Module]:
     convolution = nn.Conv2d(channels, channels, 3, padding=1)
     pair = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), whitenorm.IterNorm(channels))
     return {"convolution": convolution, "folded": whitenorm.fold_(pair.eval())}
-
-
-def _flops(module: nn.Module, shape: tuple[int, ...]) -> int:
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(torch.randn(1, *shape[1:]))
-    return int(counter.get_total_flops())
 
 
 def _pairs(names: list[str], channels: int) -> dict[str, nn.Module]:
@@ -190,18 +183,8 @@ def _infer(
 
 def saved_share(module: nn.Module, shape: tuple[int, ...]) -> float:
     """Bytes kept for backward, in units of the input's, parameters not counted."""
-    x = torch.randn(shape, requires_grad=True)
-    known = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = module(x)
-    del y
-    return sum(size for pointer, size in storages.items() if pointer not in known) / x.nbytes
+    x = torch.randn(shape)
+    return saved_bytes(module, x) / x.nbytes
 
 
 def peak_share(module: nn.Module, shape: tuple[int, ...]) -> float:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import resnet, vgg
 from benchmarks.timing import interleaved, machine, ratio, summarise
+from whitenorm.diagnostics import flops
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
 # As many models as are timed in turns with one of BatchNorm: more would be too far from it in time.
@@ -96,7 +96,4 @@ def _inference(model: nn.Module, family: Family) -> Callable[[], None]:
 
 def gflops(model: nn.Module, resolution: int) -> float:
     """Multiplications and additions of inference on one image, a pair counted as one, as the SW paper does."""
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        model.eval()(torch.randn(1, 3, resolution, resolution))
-    return counter.get_total_flops() / 2e9
+    return flops(model.eval(), torch.randn(1, 3, resolution, resolution)) / 2e9

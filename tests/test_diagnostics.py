@@ -14,7 +14,9 @@ from whitenorm.diagnostics import (
     diversity,
     feasible_range,
     fisher_condition_number,
+    flops,
     measured_constraint_number,
+    saved_bytes,
     spectrum,
     stochastic_disturbance,
     whiteness_error,
@@ -184,6 +186,20 @@ def test_fisher_of_a_linear_output_is_that_of_its_inputs():
     data = torch.randn(50, 3, dtype=torch.float64)
     expected = torch.linalg.cond(data.T @ data).item()
     assert fisher_condition_number(model, data, "0", softmax=False) == pytest.approx(expected)
+
+
+def test_costs_of_a_layer():
+    layer = whitenorm.IterNorm(16, 8).eval()
+    x = torch.randn(4, 16, 6, 6)
+    assert flops(layer, x) == 2 * x.numel() * 8
+    layer.train()
+    before = layer.running_mean.clone()
+    assert flops(layer, x) > 4 * x.numel() * 8
+    # The input, and two matrices and a mean for each group.
+    assert saved_bytes(layer, x) == x.nbytes + 4 * (2 * 2 * 8 * 8 + 16)
+    assert saved_bytes(nn.ReLU(), x) == x.nbytes
+    assert torch.equal(layer.running_mean, before)
+    assert layer.num_batches_tracked == 0
 
 
 def test_bad_input_is_a_clear_error():

@@ -1,0 +1,67 @@
+"""What a layer costs: arithmetic, and memory kept for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def flops(module: nn.Module, *inputs: Any) -> int:
+    """Multiplications and additions of one forward pass, each counted, in the mode the module is in.
+
+    What is counted are matrix products and convolutions, as ``torch.utils.flop_counter`` does. The module's buffers,
+    such as running statistics, are as before afterwards.
+
+    Example::
+
+        >>> flops(nn.Linear(4, 5), torch.randn(3, 4))
+        120
+    """
+    with unchanged_buffers(module), FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(*inputs)
+    return int(counter.get_total_flops())
+
+
+def saved_bytes(module: nn.Module, *inputs: Any) -> int:
+    """Bytes of all that one forward pass keeps for backward, its parameters not counted, its input counted.
+
+    Example::
+
+        >>> x = torch.randn(8, 16, 4, 4)
+        >>> saved_bytes(nn.BatchNorm2d(16), x) >= x.nbytes
+        True
+    """
+    known = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    leaves = [value.detach().requires_grad_() if _differentiable(value) else value for value in inputs]
+    with unchanged_buffers(module), torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(*leaves)
+    del output
+    return sum(size for pointer, size in storages.items() if pointer not in known)
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """A context after which a module's buffers are as they were."""
+    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(kept[name])
