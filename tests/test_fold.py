@@ -200,10 +200,117 @@ class Untraceable(nn.Module):
         return self.norm(self.body(x)) if x.sum() > 0 else self.body(x)
 
 
-def test_a_model_that_cannot_be_traced_is_folded_in_its_containers():
+def test_a_model_that_cannot_be_traced_gets_maps_of_their_own():
     with pytest.warns(UserWarning, match="cannot be traced"):
-        folded = check(Untraceable(), torch.rand(2, 4, 5, 5))
+        folded = check(Untraceable(), torch.rand(2, 4, 5, 5), merged=False)
     assert isinstance(folded.norm, ChannelMap)
+    assert isinstance(folded.body[1], ChannelMap)
+
+
+class Model(nn.Module):
+    """A convolution or linear layer, a whitening, and a way from one to the other."""
+
+    def __init__(self, first, between, features=8):
+        super().__init__()
+        self.first, self.between, self.norm = first, between, ready(whitenorm.IterNorm(features, 4))
+
+    def forward(self, x):
+        return self.norm(self.between(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("first", "between", "shape"),
+    [
+        (nn.Conv2d(3, 8, 1), lambda y: y.mean((2, 3)), (2, 3, 5, 5)),
+        (nn.Conv2d(3, 8, 1), lambda y: y.flatten(2), (2, 3, 2, 4)),
+        (nn.Conv1d(3, 8, 1), lambda y: y.mean(-1), (8, 3, 5)),
+        (nn.Conv1d(3, 8, 1), lambda y: y.amax(-1), (2, 3, 5)),
+        (nn.Conv2d(3, 8, (5, 1)), lambda y: y.squeeze(2), (2, 3, 5, 5)),
+        (nn.Linear(5, 8), lambda y: y.transpose(1, 2), (2, 8, 5)),
+        (nn.Linear(5, 128), lambda y: y.view(-1, 8, 4, 4), (2, 5)),
+        (nn.Linear(5, 128), nn.Unflatten(1, (8, 4, 4)), (2, 5)),
+        (nn.Linear(5, 8), nn.functional.relu, (6, 5)),
+        (nn.Linear(5, 6), torch.relu, (2, 8, 5)),
+    ],
+)
+def test_whatever_is_between_changes_no_output(first, between, shape):
+    check(Model(first, between), torch.randn(shape), merged=False)
+
+
+def test_a_linear_layer_of_more_than_vectors_is_an_error_and_not_another_result():
+    model = fold_(nn.Sequential(nn.Linear(5, 8), ready(whitenorm.IterNorm(8))).eval())
+    with pytest.raises(ValueError, match="expected vectors"):
+        model(torch.randn(2, 8, 5))
+
+
+class OptionalArgument(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8))
+
+    def forward(self, x, mask=None):
+        y = self.conv(x)
+        return self.norm(y) * torch.sigmoid(y) if mask is None else self.norm(y) * mask
+
+
+def test_arguments_have_their_defaults_in_the_trace():
+    check(OptionalArgument(), torch.randn(2, 4, 5, 5), merged=False)
+
+
+class LooksAtTypes(OptionalArgument):
+    def forward(self, x):
+        y = self.conv(x)
+        return self.norm(y) + y if isinstance(x, torch.Tensor) else self.norm(y)
+
+
+def test_an_example_shows_a_path_that_the_trace_does_not():
+    model = LooksAtTypes().eval()
+    x = torch.randn(2, 4, 5, 5)
+    expected = model(x)
+    with pytest.raises(ValueError, match="same output after folding"):
+        fold_(model, x)
+    assert torch.equal(model(x), expected)
+    assert left(model) == 1
+    assert left(fold_(whitened(ResNet()), (torch.randn(2, 3, 8, 8),))) == 0
+
+
+class Remembers(OptionalArgument):
+    def __init__(self):
+        super().__init__()
+        self.seen = None
+
+    def forward(self, x):
+        self.seen = self.conv(x)
+        return self.norm(self.seen)
+
+
+def test_the_trace_leaves_nothing_in_the_model():
+    assert fold_(Remembers().eval()).seen is None
+
+
+def test_a_watched_whitening_stays():
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8)))
+    model[1].register_forward_pre_hook(lambda module, inputs: None)
+    assert left(fold_(model.eval())) == 1
+
+
+def test_a_convolution_with_a_changed_forward_is_left_alone():
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8))).double()
+    plain = model[0].forward
+    model[0].forward = lambda x: plain(x).relu()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    expected = model(x)
+    assert torch.allclose(fold_(model)(x), expected)
+
+
+def test_memory_format_of_weights_is_kept():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), ready(whitenorm.IterNorm(8))).to(memory_format=torch.channels_last)
+    assert fold_(model.eval())[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_map_of_its_own_takes_other_dtypes():
+    model = Model(nn.Conv2d(4, 8, 1).bfloat16(), torch.sigmoid).eval()
+    assert fold_(model)(torch.randn(2, 4, 3, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["iternorm", "dbn", "bw-sigma"])

@@ -8,32 +8,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from whitenorm.core.apply import Affine, fold
 from whitenorm.functional import population_whitening
 from whitenorm.layers import BatchWhitening
-from whitenorm.models.flow import Source, sources
+from whitenorm.models.flow import ONLY_PADS, Source, sources
 from whitenorm.models.replace import replace_
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
-# Subclasses that change the weight in forward cannot be merged into; these only pad.
-_ONLY_PADS = ("Conv2dSame", "Conv2dAlign")
 _POINTWISE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def fold_(model: nn.Module, *, dense: bool = False) -> nn.Module:
+def fold_(model: nn.Module, example: Any = None, *, dense: bool = False) -> nn.Module:
     """Merge every batch whitening into the convolution or linear layer before it, in place, and return the model.
 
     The model must be in eval mode, and stay in it. A whitening whose input comes from elsewhere, or from a layer whose
-    output something else uses too, becomes a grouped 1×1 convolution, or a linear layer for vectors. So does one behind
-    a grouped convolution whose groups do not hold its own. Layers with statistics of the sample (SW, GW, IW) stay.
+    output something else uses too, becomes a grouped 1×1 convolution of its own. So does one behind a grouped
+    convolution whose groups do not hold its own. Layers with statistics of the sample (SW, GW, IW) stay, and so do
+    those that someone watches with a hook.
 
-    What follows what is read from a symbolic trace. A model that ``torch.fx`` cannot trace is merged within its
-    ``nn.Sequential`` containers only, with a warning; the result is right all the same.
+    What follows what is read from a symbolic trace of ``model(x)``, with all other arguments at their defaults. A
+    model that ``torch.fx`` cannot trace gets 1×1 convolutions, with a warning. A trace shows neither values nor
+    methods other than forward: where a model's path depends on values or types, or its parts are called in other ways
+    too, give an example, on which the outputs are compared.
 
     Args:
         model: with :class:`BatchWhitening`, :class:`IterNorm` or :class:`DecorrelatedBatchNorm` layers.
+        example: an input to compare the outputs on; if they differ, nothing is changed and an error raised.
         dense: merge into grouped convolutions whose groups are too small, too, by joining groups: more weights and
             FLOPs in one layer, in place of a following 1×1 convolution.
 
@@ -54,9 +57,10 @@ def fold_(model: nn.Module, *, dense: bool = False) -> nn.Module:
                 f"expected the model in eval mode (got layer {name!r} in training mode); call model.eval() first: what "
                 "is merged are the population's statistics"
             )
-    layers = {name: layer for name, layer in layers.items() if layer.track_running_stats}
+    layers = {name: layer for name, layer in layers.items() if layer.track_running_stats and not _watched(layer)}
     if "" in layers:
         return _pointwise(layers[""], Source()).eval()
+    expected = None if example is None else _run(model, example)
     found = sources(model, list(layers)) if layers else {}
     new: dict[nn.Module, nn.Module] = {}
     for name, layer in layers.items():
@@ -68,7 +72,33 @@ def fold_(model: nn.Module, *, dense: bool = False) -> nn.Module:
             new[layer] = _pointwise(layer, found[name])
     for module in new.values():
         module.eval()
-    return replace_(model, new)
+    replace_(model, new)
+    if expected is not None and not _close(_run(model, example), expected):
+        replace_(model, {module: old for old, module in new.items()})
+        raise ValueError(
+            "expected the same output after folding (got another one, and undid it): the model takes another path than "
+            "its symbolic trace, or uses a layer in other ways than calling it; leave the layers in question unfolded"
+        )
+    return model
+
+
+@torch.no_grad()
+def _run(model: nn.Module, example: Any) -> list[Tensor]:
+    """All tensors of the model's output."""
+    output = model(*example) if isinstance(example, tuple) else model(example)
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _close(actual: list[Tensor], expected: list[Tensor]) -> bool:
+    """Up to what rounding on two ways to the same number may make different, in a deep network."""
+    return len(actual) == len(expected) and all(
+        (a.double() - b.double()).abs().max() <= 100 * torch.finfo(b.dtype).eps ** 0.75 * b.abs().max()
+        for a, b in zip(actual, expected, strict=True)
+    )
+
+
+def _watched(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 @torch.no_grad()
@@ -89,8 +119,8 @@ def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
     """The producer with the map behind it in its weights; None where it cannot hold it."""
     if not _may_hold(producer, affine.offset.numel()):
         return None
-    new = copy.deepcopy(producer)
-    weight = _rows_of_outputs(new)
+    new = VectorLinear.like(producer) if isinstance(producer, nn.Linear) else copy.deepcopy(producer)
+    weight = _rows_of_outputs(producer)
     if isinstance(new, _CONVOLUTIONS):
         outputs, size = len(weight), affine.offset.shape[1]
         joined = math.lcm(outputs // new.groups, size)
@@ -98,7 +128,8 @@ def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
             return None
         weight = _join_groups(weight, new.groups, outputs // joined)
         new.groups = outputs // joined
-    bias = torch.zeros_like(affine.offset) if new.bias is None else new.bias.double().view_as(affine.offset)
+    old = producer.bias
+    bias = torch.zeros_like(affine.offset) if old is None else old.double().view_as(affine.offset)
     like = producer.weight
     shape = affine.matrix.shape[:2]
     mixed = (affine.matrix @ weight.double().reshape(*shape, -1)).reshape(weight.shape)
@@ -110,10 +141,11 @@ def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
 
 
 def _may_hold(producer: Any, channels: int) -> bool:
-    plain = type(producer) in (*_CONVOLUTIONS, nn.Linear) or type(producer).__name__ in _ONLY_PADS
-    watched = producer._forward_hooks or producer._forward_pre_hooks
+    # Subclasses may change the weight in forward.
+    plain = type(producer) in (*_CONVOLUTIONS, nn.Linear) or type(producer).__name__ in ONLY_PADS
+    changed = _watched(producer) or "forward" in vars(producer)
     outputs = getattr(producer, "out_channels", None) or getattr(producer, "out_features", None)
-    return plain and not watched and outputs == channels
+    return plain and not changed and outputs == channels
 
 
 def _rows_of_outputs(module: Any) -> Tensor:
@@ -129,7 +161,8 @@ def _rows_of_outputs(module: Any) -> Tensor:
 def _set_rows_of_outputs(module: Any, rows: Tensor) -> None:
     if isinstance(module, _TRANSPOSED):
         rows = rows.unflatten(0, (module.groups, -1)).transpose(1, 2).flatten(0, 1)
-    module.weight = nn.Parameter(rows.contiguous())
+    kept = torch.empty_like(module.weight) if rows.shape == module.weight.shape else torch.empty_like(rows)
+    module.weight = nn.Parameter(kept.copy_(rows))
 
 
 def _join_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:
@@ -154,19 +187,37 @@ def _pointwise(layer: BatchWhitening, source: Source) -> nn.Module:
         module: Any = nn.Linear(channels, channels)
         weight = torch.block_diag(*matrix)
     else:
-        # A convolution of unknown dimensions takes all positions for one.
         kind = ChannelMap if source.dimensions is None else _POINTWISE[source.dimensions]
         module = kind(channels, channels, 1, groups=groups)
         weight = matrix.reshape(module.weight.shape)
+    learned = layer.weight is None or layer.weight.requires_grad
     like = layer._buffers["running_mean"]
     assert like is not None
-    module.weight = nn.Parameter(weight.to(like))
-    module.bias = nn.Parameter(offset.flatten().to(like))
+    module.weight = nn.Parameter(weight.to(like), requires_grad=learned)
+    module.bias = nn.Parameter(offset.flatten().to(like), requires_grad=learned)
     return module
 
 
 class ChannelMap(nn.Conv1d):
-    """A 1×1 convolution of inputs of any dimensions, ``(N, C)`` included."""
+    """A 1×1 convolution of inputs of any dimensions, ``(N, C)`` included, and any dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.reshape(*input.shape[:2], -1)).reshape(input.shape)
+        flat = input.reshape(*input.shape[:2], -1).to(self.weight.dtype)
+        return super().forward(flat).reshape(input.shape).to(input.dtype)
+
+
+class VectorLinear(nn.Linear):
+    """A linear layer with a whitening of vectors merged into it, which is right for vectors only."""
+
+    @classmethod
+    def like(cls, linear: nn.Linear) -> VectorLinear:
+        weight = linear.weight
+        return cls(linear.in_features, linear.out_features, device=weight.device, dtype=weight.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim != 2:
+            raise ValueError(
+                f"expected vectors (N, {self.in_features}) (got shape {tuple(input.shape)}): a whitening of them was "
+                "merged into this linear layer, and of more dimensions it would whiten the second, not the last"
+            )
+        return super().forward(input)
