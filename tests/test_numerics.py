@@ -193,3 +193,25 @@ def test_empty_batches_pass_at_inference():
     for layer in (whitenorm.GroupWhitening(3, 6), whitenorm.SwitchableWhitening(6, 3, MIX).eval()):
         assert layer(torch.randn(0, 6, 3, 3)).shape == (0, 6, 3, 3)
     assert whitenorm.LayerWhitening(6, 3)(torch.randn(0, 5, 6)).shape == (0, 5, 6)
+
+
+@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
+@pytest.mark.parametrize("scale", [1e9, 1e15])
+def test_very_large_values_do_not_overflow(solver, scale):
+    y = whitenorm.BatchWhitening(16, solver=solver)(torch.randn(64, 16, 5, 5) * scale)
+    assert y.isfinite().all()
+    assert y.std() > 0.1
+
+
+def test_a_solver_made_of_another_keeps_its_own_way_on_vectors():
+    """The dual knows Newton's and ZCA's functions of the spectrum, not what a subclass makes of them."""
+
+    class Half(whitenorm.solvers.Newton):
+        def solve(self, cov):
+            whitening, found = super().solve(cov)
+            return whitening / 2, found
+
+    x = torch.randn(4, 16)
+    for groups in (4, 8):
+        half, whole = (whitenorm.GroupWhitening(groups, 16, solver)(x) for solver in (Half(), "newton"))
+        assert torch.allclose(2 * half, whole, atol=1e-4)

@@ -35,8 +35,11 @@ def rounding(cov: Tensor) -> Tensor:
 
     It counts as a constant.
     """
-    norm = torch.linalg.matrix_norm(cov.detach(), keepdim=True)
-    return (2 * torch.finfo(cov.dtype).eps * norm).clamp_min(smallest(cov.dtype))
+    # By the largest entry first: squares of large covariances would overflow.
+    cov = cov.detach()
+    largest = cov.abs().amax((-2, -1), keepdim=True).clamp_min(smallest(cov.dtype))
+    norm = largest * torch.linalg.matrix_norm(cov / largest, keepdim=True)
+    return 2 * torch.finfo(cov.dtype).eps * norm.clamp_min(smallest(cov.dtype))
 
 
 def by_chunks(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whitenorm.core.blocks import Ring
 from whitenorm.core.mode import is_transformed
-from whitenorm.solvers.base import Pullback, Solver, by_chunks, rounding, smallest, symmetric, trace
+from whitenorm.solvers.base import Pullback, Solver, by_chunks, smallest, symmetric, trace
 
 # Products that are still needed at any time, going forward or going back.
 _IN_USE = 6
@@ -58,7 +58,9 @@ class Newton(Solver):
         rings = Ring(3 * self.steps + 1), Ring(_IN_USE)
         return whitening, lambda grad: by_chunks(partial(self._pull_back, *rings), cov, whitening, grad)
 
-    def reduced(self, lost_trace: float) -> Solver:
+    def reduced(self, lost_trace: float) -> Solver | None:
+        if type(self) is not Newton:
+            return None  # A subclass may solve for something else.
         solver = Newton(self.steps)
         solver._lost_trace = lost_trace
         return solver
@@ -98,8 +100,9 @@ def _first(ring: Ring, cov: Tensor, root_trace: Tensor) -> _Iterate:
     """The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
     would leave for infinity.
     """
-    factor = -0.5 / root_trace**2
-    y = _plus_identity(torch.mul(cov, factor, out=ring(cov)), (rounding(cov) * factor).squeeze(-1))
+    y = torch.mul(cov, -0.5 / root_trace**2, out=ring(cov))
+    rounding = 2 * torch.finfo(y.dtype).eps * torch.linalg.matrix_norm(y.detach())
+    y = _plus_identity(y, -rounding.unsqueeze(-1))
     return _Iterate(y, None, _plus_identity(y.clone(), 1.5))
 
 

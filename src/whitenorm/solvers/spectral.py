@@ -37,8 +37,8 @@ class ZCA(_Spectral):
         True
     """
 
-    def reduced(self, lost_trace: float) -> Solver:
-        return self
+    def reduced(self, lost_trace: float) -> Solver | None:
+        return self if type(self) is ZCA else None
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         values, vectors = _eigh(cov)
