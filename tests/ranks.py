@@ -149,6 +149,11 @@ def subgroup_and_recalibration(rank, world):
     data = torch.randn(2, 3, 8, 4, dtype=torch.float64) + torch.arange(2, dtype=torch.float64).view(2, 1, 1, 1)
     whitenorm.recalibrate_(layer, data[rank], progress=False)
     close(layer[0].running_mean, data.flatten(0, 2).mean(0), "recalibrated mean")
+    # An empty batch on one rank adds nothing.
+    uneven = [data[rank][0], data[rank][1] if rank == 0 else data[rank][1][:0]]
+    whitenorm.recalibrate_(layer, uneven, progress=False)
+    values = torch.cat([data[0, :2].flatten(0, 1), data[1, 0]])
+    close(layer[0].running_mean, values.mean(0), "recalibrated mean with an empty batch")
 
 
 def all_checks(rank, world):

@@ -135,9 +135,60 @@ def test_meta_device_and_no_affine():
     assert layer.running_mean.device.type == "meta"
 
 
-def test_a_norm_without_population_is_replaced_all_the_same():
-    layer = convert_(nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False)), "iternorm")[0]
-    assert torch.equal(layer.running_whitening, torch.eye(8).unsqueeze(0))
+def test_a_norm_without_population_becomes_a_layer_without():
+    layer = convert_(nn.Sequential(nn.BatchNorm2d(8, track_running_stats=False)), "iternorm").eval()[0]
+    assert layer.running_whitening is None
+    assert layer(torch.randn(64, 8, 4, 4) * 7).std() < 1.1
+
+
+class ChannelsFirst(nn.LayerNorm):
+    """As in transformers."""
+
+    def __init__(self, width, data_format):
+        super().__init__(width)
+        self.data_format = data_format
+
+    def forward(self, x):
+        if self.data_format == "channels_last":
+            return super().forward(x)
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def test_layer_norms_that_say_where_their_channels_are():
+    for data_format, dim in (("channels_first", 1), ("channels_last", -1)):
+        layer = convert_(nn.Sequential(ChannelsFirst(16, data_format)), "gw")[0]
+        x = torch.randn(2, 16, 16, 16)
+        tokens = whitenorm.functional.group_whitening(x.movedim(dim, -1).reshape(-1, 16), layer.num_groups)
+        assert torch.allclose(layer(x), tokens.reshape(2, 16, 16, 16).movedim(-1, dim), atol=1e-5)
+
+
+class OwnWay(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def test_a_layer_norm_of_unknown_layout_is_an_error_unless_left_out():
+    model = nn.Sequential(OwnWay(8), nn.BatchNorm2d(8))
+    with pytest.raises(ValueError, match="layout is known"):
+        convert_(model, "gw")
+    assert isinstance(convert_(model, "gw", lambda module, name: name == "1")[0], OwnWay)
+
+
+def test_transformer_layers_use_the_new_norm_at_inference_too():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    model = convert_(nn.TransformerEncoder(layer, 2), "gw").eval()
+    x = torch.randn(2, 5, 32)
+    expected = model(x)
+    with torch.no_grad():
+        assert torch.allclose(model(x), expected, atol=1e-5)
+
+
+def test_group_whitening_of_vectors_has_values_in_every_group():
+    model = convert_(nn.Sequential(nn.Linear(10, 64), nn.BatchNorm1d(64)), "gw")
+    assert model[1].num_groups == 8
+    assert model(torch.randn(4, 10)).shape == (4, 64)
+    model = convert_(ResNet(), "gw", "l1+df")
+    assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
 
 
 def test_one_module_in_two_places_stays_one():
@@ -224,6 +275,14 @@ def test_errors_say_what_was_expected():
         convert_(ResNet(), "iternom")
     with pytest.raises(ValueError, match="name or a function"):
         convert_(ResNet(), 3)
+    with pytest.raises(ValueError, match="one of its own"):
+        convert_(ResNet(), whitenorm.IterNorm(8))
+    with pytest.raises(ValueError, match="return a layer for width 8"):
+        convert_(ResNet(), lambda width: None)
+    with pytest.raises(ValueError, match="a name or a filter"):
+        convert_(ResNet(), "gw", ["bn1"])
+    with pytest.raises(ValueError, match="expected a model"):
+        convert_([ResNet()], "gw")
     with pytest.raises(ValueError, match="expected where to be one of"):
         convert_(ResNet(), "gw", "s2")
     with pytest.raises(ValueError, match=r"its norms are:\n  bn1: BatchNorm2d"):

@@ -45,6 +45,21 @@ def test_recipes_count_what_the_papers_count(library, name, where, expected):
     assert len(recipes.plan(model, "gw", where)) == expected
 
 
+@pytest.mark.parametrize("name", ["res2net50_26w_4s", "resnest50d"])
+def test_blocks_of_another_kind_are_an_error(name):
+    with torch.device("meta"):
+        model = timm(name)
+    with pytest.raises(ValueError, match="norm for each convolution"):
+        recipes.plan(model, "gw", "s1-b2")
+
+
+def test_a_plan_names_no_module_twice():
+    with torch.device("meta"):
+        model = timm("resnetv2_50")
+    names = [change.name for change in recipes.plan(model, "gw", "s1-b1")]
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize("where", ["all", "l1+df"])
 @pytest.mark.parametrize("layer", ["iternorm", "dbn", "bw-sigma"])
 @pytest.mark.parametrize(("library", "name"), [(tv, "resnet18"), (timm, "resnet18")], ids=["torchvision", "timm"])

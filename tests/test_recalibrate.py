@@ -77,6 +77,43 @@ def test_modes_stay_and_dropout_is_not_woken():
     assert not model[0]._forward_pre_hooks
 
 
+class Fused(nn.BatchNorm2d):
+    """A norm with dropout inside, as timm has."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(super().forward(x))
+
+
+def test_what_is_inside_a_norm_is_not_woken_either():
+    model = nn.Sequential(Fused(4)).eval()
+    seen = []
+    model[0].drop.register_forward_hook(lambda module, inputs, output: seen.append(module.training))
+    recalibrate_(model, [torch.randn(8, 4, 3, 3)])
+    assert seen == [False]
+
+
+def test_streams_keyword_calls_and_empty_batches():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(torch.arange(24.0).view(6, 4))
+
+    class ByKeyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = whitenorm.IterNorm(4)
+
+        def forward(self, x):
+            return self.norm(input=x)
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=3)
+    model = recalibrate_(ByKeyword(), loader)
+    assert torch.allclose(model.norm.running_mean, torch.arange(24.0).view(6, 4).mean(0))
+
+
 def test_a_failure_leaves_the_model_as_it_was():
     model = convert_(ResNet(), "iternorm").eval()
     before = copy.deepcopy(model.state_dict())
@@ -93,9 +130,22 @@ def test_a_failure_leaves_the_model_as_it_was():
     assert not any(module.training or module._forward_pre_hooks for module in model.modules())
 
 
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = whitenorm.IterNorm(4)
+
+    def forward(self, x):
+        return x
+
+
 def test_errors():
     with pytest.raises(ValueError, match="at least one batch"):
         recalibrate_(nn.Sequential(whitenorm.IterNorm(4)), [])
+    with pytest.raises(ValueError, match="got 2 batches, and no values"):
+        recalibrate_(Unused(), [torch.zeros(2, 2)] * 2)
+    with pytest.raises(ValueError, match="expected 4 channels"):
+        recalibrate_(nn.Sequential(nn.BatchNorm2d(4)), torch.randn(3, 4, 5, 5))
     with pytest.raises(ValueError, match="nothing to recalibrate"):
         recalibrate_(nn.Linear(2, 2), [torch.zeros(1, 2)])
 

@@ -15,7 +15,9 @@ def convert_(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_e
     BatchNorm of any dimension, SyncBatchNorm, FrozenBatchNorm, timm's BatchNormAct (with its activation), GroupNorm and
     LayerNorm (by :class:`LayerWhitening`) are replaced. Weight, bias, device, dtype, training mode and requires_grad
     carry over. From a trained BatchNorm the population carries over too, so that with ``"iternorm"``, ``"dbn"`` and
-    ``"bw-sigma"`` the model's output in eval mode is what it was; the other layers use statistics of the sample.
+    ``"bw-sigma"`` the model's output in eval mode is what it was; the other layers use statistics of the sample. In
+    place of a GroupNorm, a batch method has no population yet: train, or :func:`recalibrate_`, before eval mode.
+    Momentum, hooks and a frozen norm's being frozen in training do not carry over; InstanceNorm and RMSNorm stay.
 
     Args:
         model: any module; one that is a norm itself is not changed, but returned as its replacement.
@@ -30,4 +32,9 @@ def convert_(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_e
         >>> convert_(model, "iternorm")[1].group_size
         8
     """
-    return replace_(model, {change.old: change.new for change in plan(model, layer, where, keep_eps)})
+    model = replace_(model, {change.old: change.new for change in plan(model, layer, where, keep_eps)})
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and not isinstance(module.norm1, nn.LayerNorm):
+            # Its fast path at inference takes the norms' weights and computes LayerNorm itself.
+            module.activation_relu_or_gelu = 0
+    return model

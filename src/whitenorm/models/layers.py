@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from whitenorm.core.check import divisors
@@ -40,6 +41,9 @@ _LAYERS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+_POPULATION = ("iternorm", "dbn", "bw-sigma", "sw", "sw5")
+
+
 def fit(width: int, wish: int) -> int:
     """The largest divisor of the width that is not above the wish.
 
@@ -52,6 +56,11 @@ def fit(width: int, wish: int) -> int:
 
 
 def check_layer(layer: LayerLike) -> None:
+    if isinstance(layer, nn.Module):
+        raise ValueError(
+            f"expected layer to be a name or a function from width to layer (got a layer, {type(layer).__name__}); "
+            "every norm needs one of its own: lambda width: ..."
+        )
     if isinstance(layer, str) and layer not in _LAYERS:
         known = ", ".join(f'"{name}"' for name in _LAYERS)
         raise ValueError(f"expected layer to be one of {known}, or a function from width to layer (got {layer!r})")
@@ -66,7 +75,10 @@ def make(layer: LayerLike, norm: Norm, keep_eps: bool) -> nn.Module:
     if isinstance(layer, str):
         new = _named(layer, norm, {**options, "eps": norm.module.eps} if keep_eps else options)
     else:
-        new = layer(math.prod(norm.shape)).to(**options)
+        new = layer(math.prod(norm.shape))
+        if not isinstance(new, nn.Module):
+            raise ValueError(f"expected the function to return a layer for width {math.prod(norm.shape)} (got {new!r})")
+        new = new.to(**options)
     _take_over(new, norm)
     new.train(norm.module.training)
     return nn.Sequential(new, *norm.activation) if norm.activation else new
@@ -84,7 +96,10 @@ def features(layer: LayerLike, width: int, like: Tensor) -> nn.Module:
             f'expected a layer for vectors in where="l1+df" (got {layer!r}, which whitens over the positions of a '
             'sample); use "iternorm", "dbn", "bw-sigma" or "gw"'
         )
-    new = _LAYERS[layer](width, affine=False, device=like.device, dtype=like.dtype)
+    options: dict[str, Any] = {"affine": False, "device": like.device, "dtype": like.dtype}
+    if layer == "gw":
+        return GroupWhitening(fit(width, math.isqrt(width)), width, **options)
+    new = _LAYERS[layer](width, **options)
     if isinstance(new, PopulationWhitening):
         new.set_diagonal_population(like.new_zeros(width), like.new_ones(width))
     return new
@@ -92,9 +107,21 @@ def features(layer: LayerLike, width: int, like: Tensor) -> nn.Module:
 
 def _named(layer: str, norm: Norm, options: dict[str, Any]) -> nn.Module:
     affine = norm.weight is not None
-    if norm.kind not in ("layer", "layer2d"):
-        return _LAYERS[layer](norm.shape[0], affine=affine, **options)
     width = math.prod(norm.shape)
+    if norm.kind == "unknown":
+        kind = type(norm.module)
+        raise ValueError(
+            f"expected a LayerNorm whose input's layout is known (got {kind.__module__}.{kind.__qualname__}, which has "
+            "a forward of its own); leave it out with a filter, where=lambda module, name: ..., or make the layer "
+            "yourself"
+        )
+    if layer == "gw" and isinstance(norm.module, nn.BatchNorm1d):
+        # Of vectors, more groups leave too few values in each.
+        return GroupWhitening(fit(width, math.isqrt(width)), width, affine=affine, **options)
+    if norm.kind not in ("layer", "layer2d"):
+        if layer in _POPULATION and getattr(norm.module, "track_running_stats", True) is False:
+            options = {**options, "track_running_stats": False}
+        return _LAYERS[layer](width, affine=affine, **options)
     groups = fit(width, math.isqrt(width))
     solver = "zca" if layer in ("dbn", "bw-sigma") else "newton"
     bias = norm.bias is not None
@@ -121,6 +148,8 @@ def _take_over(new: nn.Module, norm: Norm) -> None:
         seen = getattr(norm.module, "num_batches_tracked", None)
         if seen is not None and new.num_batches_tracked is not None:
             new.num_batches_tracked.copy_(seen)
+    if isinstance(new, PopulationWhitening) and isinstance(norm.module, nn.SyncBatchNorm) and dist.is_initialized():
+        new.process_group = norm.module.process_group or dist.group.WORLD
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

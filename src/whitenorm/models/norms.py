@@ -16,8 +16,9 @@ CONVOLUTIONS = nn.modules.conv._ConvNd
 class Norm(NamedTuple):
     """A norm found in a model.
 
-    ``kind`` is ``"batch"``, ``"group"``, ``"layer"``, ``"layer2d"`` (LayerNorm of an image's channels) or
-    ``"whitening"``; ``shape`` is what it normalises, ``(C,)`` but for LayerNorm of several dimensions.
+    ``kind`` is ``"batch"``, ``"group"``, ``"layer"``, ``"layer2d"`` (LayerNorm of an image's channels), ``"unknown"``
+    (a LayerNorm with a forward of its own) or ``"whitening"``; ``shape`` is what it normalises, ``(C,)`` but for
+    LayerNorm of several dimensions.
     """
 
     module: nn.Module
@@ -49,18 +50,27 @@ class Norm(NamedTuple):
 
 def as_norm(module: nn.Module) -> Norm | None:
     """The norm that a module is, if it is one."""
-    names = {base.__name__ for base in type(module).__mro__}
+    frozen = any(base.__name__.endswith(("FrozenBatchNorm2d", "FrozenBatchNormAct2d")) for base in type(module).__mro__)
     if isinstance(module, (Whitening, LayerWhitening)):
         shape = module.normalized_shape if isinstance(module, LayerWhitening) else (module.num_features,)
         return Norm(module, "whitening", shape)
-    if isinstance(module, _BATCH) or names & {"FrozenBatchNorm2d", "FrozenBatchNormAct2d"}:
+    if isinstance(module, _BATCH) or frozen:
         return Norm(module, "batch", (_width(module),))
     if isinstance(module, nn.GroupNorm):
         return Norm(module, "group", (module.num_channels,))
     if isinstance(module, nn.LayerNorm):
-        # torchvision's and timm's LayerNorm2d take (N, C, H, W) and normalise C.
-        return Norm(module, "layer2d" if "2d" in type(module).__name__ else "layer", tuple(module.normalized_shape))
+        return Norm(module, _layer_kind(module), tuple(module.normalized_shape))
     return None
+
+
+def _layer_kind(module: nn.LayerNorm) -> str:
+    """Whether a LayerNorm, or one made of it, takes ``(..., C)``, or ``(N, C, H, W)`` and normalises C."""
+    kind = type(module)
+    # torchvision's and timm's name says it, transformers' attribute.
+    if "2d" in kind.__name__ or getattr(module, "data_format", None) == "channels_first":
+        return "layer2d"
+    known = kind.forward is nn.LayerNorm.forward or kind.__module__.startswith("timm.")
+    return "layer" if known or getattr(module, "data_format", None) == "channels_last" else "unknown"
 
 
 def _width(module: nn.Module) -> int:
@@ -77,5 +87,7 @@ def _width(module: nn.Module) -> int:
 
 def find_norms(model: nn.Module) -> dict[str, Norm]:
     """All norms by name, in the order of registration; one that is used twice, by its first name."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a model, an nn.Module (got {type(model).__name__})")
     found = {name: as_norm(module) for name, module in model.named_modules()}
     return {name: norm for name, norm in found.items() if norm is not None and norm.kind != "whitening"}

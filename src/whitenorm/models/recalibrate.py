@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whitenorm.core.check import check_channels
 from whitenorm.core.layout import channel_groups
 from whitenorm.core.moments import Moments, moments
 from whitenorm.core.ranks import over_ranks
@@ -27,7 +28,8 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     training; all else in the model stays in the mode it is in. Of use after weights were averaged (SWA, EMA), after a
     short training with large batches, or where the running statistics have lagged behind.
 
-    Nothing is changed unless all batches pass. In a process group, ranks with synchronised layers join their data.
+    Nothing is changed unless all batches pass. Ranks with synchronised layers join their data; they must all have the
+    same number of batches, of which some may be empty.
 
     Args:
         model: any module.
@@ -49,11 +51,16 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
             "layer that tracks them); there is nothing to recalibrate"
         )
     found: dict[nn.Module, Moments] = {}
+    count = 0
     with _watched(layers, found), torch.no_grad():
         for batch in _shown(batches) if progress else batches:
             _run(model, batch)
+            count += 1
     if not found:
-        raise ValueError("expected at least one batch (got none); population statistics cannot come from no data")
+        raise ValueError(
+            f"expected at least one batch that reaches the layers (got {count} batches, and no values in any layer); "
+            "population statistics cannot come from no data"
+        )
     for layer, seen in found.items():
         _record(layer, seen)
     return model
@@ -78,19 +85,21 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
     hooks = []
     try:
         for layer in layers:
-            layer.train()
+            # Not train(), which would wake what is inside the layer.
+            layer.training = True
 
-            def watch(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-                new = _moments(layer, inputs[0])
-                found[layer] = _joined(found[layer], new) if layer in found else new
+            def watch(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+                new = _moments(layer, inputs[0] if inputs else named["input"])
+                if new.number:
+                    found[layer] = _joined(found[layer], new) if layer in found else new
 
-            hooks.append(layer.register_forward_pre_hook(watch))
+            hooks.append(layer.register_forward_pre_hook(watch, with_kwargs=True))
         yield
     finally:
         for hook in hooks:
             hook.remove()
         for layer, mode, buffers in zip(layers, modes, kept, strict=True):
-            layer.train(mode)
+            layer.training = mode
             with torch.no_grad():
                 for name, buffer in layer.named_buffers():
                     buffer.copy_(buffers[name])
@@ -98,6 +107,7 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
 
 def _moments(layer: nn.Module, x: Tensor) -> Moments:
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
+    check_channels(x, layer.num_features)  # type: ignore[arg-type]
     layout = channel_groups(x, size, pooled=True)
     mean, cov, _ = moments(layout.split(x.double()), pooled=True)
     return Moments(mean, cov, x.numel() // x.shape[1])
@@ -127,7 +137,11 @@ def _record(layer: nn.Module, seen: Moments) -> None:
 
 def _shown(batches: Iterable[Any]) -> Iterator[Any]:
     """The batches, with a line of progress on a terminal."""
-    total = len(batches) if isinstance(batches, Sized) else None
+    try:
+        total = len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        # A generator, or a DataLoader of a stream.
+        total = None
     start = time.monotonic()
     terminal = sys.stderr.isatty()
     for i, batch in enumerate(batches, 1):

@@ -84,6 +84,8 @@ def plan(model: nn.Module, layer: LayerLike, where: Where = "all", keep_eps: boo
 
 def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[list[str], str]:
     if not isinstance(where, str):
+        if not callable(where):
+            raise ValueError(f"expected where to be a name or a filter (module, name) -> bool (got {where!r})")
         return [name for name, norm in norms.items() if where(norm.module, name)], "the filter"
     if where in ("all", "full"):
         return list(norms), "all norms"
@@ -101,6 +103,7 @@ def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[lis
     raise ValueError(f"expected where to be one of {known}, or a filter (module, name) -> bool (got {where!r})")
 
 
+_SHORTCUTS = ("downsample", "shortcut", "skip")
 # Which norms of each block, counted from one.
 _BLOCKS = {"s1-b1": (1,), "s1-b2": (2,), "s1-b3": (3,), "s1-b12": (1, 2)}
 _NUMBERS: dict[str, Callable[[int], bool]] = {
@@ -119,22 +122,30 @@ def _of_blocks(first: str | None, blocks: list[list[str]], where: str) -> list[s
             f"{shortest}); of bottleneck blocks the third is there, of basic blocks only the first two"
         )
     inner = [names[i - 1] for names in blocks for i in wanted]
-    return [] if first is None else [first, *inner]
+    return [] if first is None else list(dict.fromkeys([first, *inner]))
 
 
 def residual_blocks(model: nn.Module) -> list[list[str]]:
     """The names of the norms of each residual block, in order, without the shortcut's.
 
-    A block is a module whose own children are at least two convolutions and two norms. What is nested deeper, as a
-    shortcut is, does not count.
+    A block is a module inside the model whose own children are at least two convolutions and as many norms. Norms that
+    are nested deeper in it may be a shortcut's only.
     """
     blocks = []
     for name, module in model.named_modules():
         children = dict(module.named_children())
         norms = [child for child, part in children.items() if _is_norm(part)]
         convolutions = [part for part in children.values() if isinstance(part, CONVOLUTIONS)]
-        if len(norms) >= 2 and len(convolutions) >= 2 and not isinstance(module, nn.Sequential):
-            blocks.append([f"{name}.{child}" if name else child for child in norms])
+        if name and min(len(norms), len(convolutions)) >= 2 and not isinstance(module, nn.Sequential):
+            inside = {child for child, part in children.items() if find_norms(part)}
+            others = sorted(inside - {*norms, *_SHORTCUTS})
+            if others or len(norms) != len(convolutions):
+                raise ValueError(
+                    f"expected residual blocks with a norm for each convolution, and others in the shortcut only (got "
+                    f"{name}, a {type(module).__name__} with {len(convolutions)} convolutions, {len(norms)} norms, and "
+                    f"norms inside {others or 'nothing else'}); choose the places with a filter"
+                )
+            blocks.append([f"{name}.{child}" for child in norms])
     if not blocks:
         raise ValueError(
             f"expected a ResNet-like model (got {type(model).__name__}): looked for residual blocks, modules with at "
