@@ -1,4 +1,4 @@
-"""The papers' measures, as plain functions on tensors: conditioning, noise, constraints, diversity."""
+"""The papers' measures, as plain functions on tensors, and what a live model's norms do by them."""
 
 from whitenorm.diagnostics.conditioning import condition_number, correlation, spectrum, whiteness_error
 from whitenorm.diagnostics.constraints import constraint_number, feasible_range, measured_constraint_number
@@ -6,9 +6,12 @@ from whitenorm.diagnostics.cost import flops, saved_bytes
 from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbance
 from whitenorm.diagnostics.diversity import diversity
 from whitenorm.diagnostics.fisher import fisher_condition_number
+from whitenorm.diagnostics.inspection import Inspection, LayerReport, inspect
 
 __all__ = [
     "Disturbance",
+    "Inspection",
+    "LayerReport",
     "condition_number",
     "constraint_number",
     "correlation",
@@ -16,6 +19,7 @@ __all__ = [
     "feasible_range",
     "fisher_condition_number",
     "flops",
+    "inspect",
     "measured_constraint_number",
     "saved_bytes",
     "spectrum",
