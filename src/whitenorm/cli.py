@@ -14,7 +14,7 @@ def main(args: list[str] | None = None) -> int:
     try:
         import tyro
 
-        from whitenorm.lab import demo
+        from whitenorm.lab import demo, look
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "whitenorm":
             raise
@@ -25,8 +25,8 @@ def main(args: list[str] | None = None) -> int:
         )
         return 1
 
-    commands: dict[str, Any] = {"demo": demo.Demo}
-    runs: dict[type, Callable[[Any], object]] = {demo.Demo: demo.run}
+    commands: dict[str, Any] = {"demo": demo.Demo, "inspect": look.Inspect}
+    runs: dict[type, Callable[[Any], object]] = {demo.Demo: demo.run, look.Inspect: look.run}
     bench = _benchmarks()
     if bench is not None:
         commands["bench"] = bench.Bench
@@ -39,7 +39,7 @@ def main(args: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"whitenorm: {error}", file=sys.stderr)
         return 1
     return 0

@@ -166,9 +166,7 @@ def accuracy(model: nn.Module, split: digits.Split) -> float:
 @torch.no_grad()
 def condition_number(layers: nn.Module, images: Tensor) -> float:
     """λ_max / λ_min of the channels' covariance after these layers, at inference, every position a sample."""
-    features = layers.eval()(images).movedim(1, 0).flatten(1).double()
-    values = torch.linalg.eigvalsh(torch.cov(features))
-    return (values[-1] / values[0].clamp_min(torch.finfo(values.dtype).tiny)).item()
+    return whitenorm.diagnostics.condition_number(layers.eval()(images))
 
 
 def table(results: list[Result], demo: Demo) -> Table:
