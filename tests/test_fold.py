@@ -171,6 +171,14 @@ def test_shared_and_branching_outputs_are_left_alone(model):
     check(model(), torch.randn(2, 4, 5, 5), merged=False)
 
 
+class Named(nn.Conv2d):
+    """A convolution by another name."""
+
+
+def test_subclasses_that_change_nothing_are_merged_into():
+    check(nn.Sequential(Named(4, 8, 1), ready(whitenorm.IterNorm(8))), torch.randn(2, 4, 5, 5))
+
+
 class Standardised(nn.Conv2d):
     """Changes its weight on the way, as weight standardisation does."""
 

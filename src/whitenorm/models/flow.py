@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -15,12 +14,19 @@ from torch import fx, nn
 from whitenorm.layers.base import Whitening
 from whitenorm.layers.sample import LayerWhitening
 
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+PRODUCERS = (*CONVOLUTIONS, nn.Linear)
 # Convolutions of other libraries whose forward only pads before it convolves.
-ONLY_PADS = ("Conv2dSame", "Conv2dAlign")
+_ONLY_PADS = ("Conv2dSame", "Conv2dAlign")
 # What leaves the number of dimensions as it is.
 _SAME_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.batchnorm")
 _SAME_FUNCTIONS = {torch.relu, torch.cat, F.relu, F.silu, F.gelu}
-_KNOWN = {f"{kind}{d}d": d for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool") for d in (1, 2, 3)}
+_KINDS = {
+    1: (nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d),
+    2: (nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d),
+    3: (nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d),
+}
 
 
 class Source(NamedTuple):
@@ -46,7 +52,8 @@ def sources(model: nn.Module, names: list[str]) -> dict[str, Source]:
             stacklevel=3,
         )
         return {name: Source() for name in names}
-    return {name: _in_graph(graph, model, name) for name in names}
+    calls = _Calls(graph, model)
+    return {name: calls.source(name) for name in names}
 
 
 def _defaults(model: nn.Module) -> dict[str, object]:
@@ -55,48 +62,62 @@ def _defaults(model: nn.Module) -> dict[str, object]:
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is a convolution or linear layer that uses its weight as it is.
+
+    A subclass may have a forward of its own that changes it.
+    """
+    forwards = [kind.forward for kind in PRODUCERS if isinstance(module, kind)]
+    return bool(forwards) and (type(module).forward in forwards or type(module).__name__ in _ONLY_PADS)
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, (Whitening, LayerWhitening)) or type(m).__name__ in ONLY_PADS
+        known = isinstance(m, (Whitening, LayerWhitening)) or is_plain(m)
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
-def _in_graph(graph: fx.Graph, model: nn.Module, name: str) -> Source:
-    called = [node for node in graph.nodes if node.op == "call_module"]
-    times = Counter(id(_module(node, model)) for node in called)
-    layer = model.get_submodule(name)
-    nodes = [node for node in called if _module(node, model) is layer]
-    if len(nodes) != 1 or not nodes[0].all_input_nodes:
-        return Source()
-    before = nodes[0].all_input_nodes[0]
-    dimensions = _dimensions(before, model)
-    if before.op != "call_module" or len(before.users) != 1:
-        return Source(None, dimensions)
-    target = str(before.target)
-    read_directly = any(node.op == "get_attr" and str(node.target).startswith(f"{target}.") for node in graph.nodes)
-    if times[id(_module(before, model))] != 1 or read_directly:
-        return Source(None, dimensions)
-    return Source(target, dimensions)
+class _Calls:
+    """The modules that a trace calls."""
+
+    def __init__(self, graph: fx.Graph, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.nodes: dict[nn.Module, list[fx.Node]] = {}
+        for node in graph.nodes:
+            if node.op == "call_module":
+                self.nodes.setdefault(self.modules[str(node.target)], []).append(node)
+        self.read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+
+    def source(self, name: str) -> Source:
+        nodes = self.nodes.get(self.modules[name], [])
+        if len(nodes) != 1 or not nodes[0].all_input_nodes:
+            return Source()
+        before = nodes[0].all_input_nodes[0]
+        dimensions = self._dimensions(before)
+        if before.op != "call_module" or len(before.users) != 1:
+            return Source(None, dimensions)
+        target = str(before.target)
+        if len(self.nodes[self.modules[target]]) != 1 or target in self.read:
+            return Source(None, dimensions)
+        return Source(target, dimensions)
+
+    def _dimensions(self, node: fx.Node) -> int | None:
+        """Those that a convolution or pooling before tells of, seen through what surely leaves them as they are."""
+        while True:
+            if node.op == "call_module":
+                module = self.modules[str(node.target)]
+                known = _told_by(module)
+                passes = type(module).__module__ in _SAME_MODULES or isinstance(module, (nn.Identity, Whitening))
+            else:
+                known = 0 if node.target is torch.flatten and node.args[1:] == (1,) else None
+                passes = node.op == "call_function" and node.target in _SAME_FUNCTIONS
+            if known is not None or not passes or not node.all_input_nodes:
+                return known
+            node = node.all_input_nodes[0]
 
 
-def _module(node: fx.Node, model: nn.Module) -> nn.Module:
-    return model.get_submodule(str(node.target))
-
-
-def _dimensions(node: fx.Node, model: nn.Module) -> int | None:
-    """Those that a convolution or pooling before tells of, seen through what surely leaves them as they are."""
-    while True:
-        if node.op == "call_module":
-            module = _module(node, model)
-            if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-                return 0
-            if type(module).__name__ in _KNOWN and type(module).__module__.startswith("torch.nn"):
-                return _KNOWN[type(module).__name__]
-            passes = type(module).__module__ in _SAME_MODULES or isinstance(module, (nn.Identity, Whitening))
-        elif node.target is torch.flatten and node.args[1:] == (1,):
-            return 0
-        else:
-            passes = node.op == "call_function" and node.target in _SAME_FUNCTIONS
-        if not passes or not node.all_input_nodes:
-            return None
-        node = node.all_input_nodes[0]
+def _told_by(module: nn.Module) -> int | None:
+    """The spatial dimensions of a module's output, if its kind says so."""
+    if isinstance(module, nn.Flatten):
+        return 0 if (module.start_dim, module.end_dim) == (1, -1) else None
+    return next((dimensions for dimensions, kinds in _KINDS.items() if isinstance(module, kinds)), None)

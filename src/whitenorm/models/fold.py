@@ -13,11 +13,9 @@ from torch.utils._pytree import tree_leaves
 from whitenorm.core.apply import Affine, fold
 from whitenorm.functional import population_whitening
 from whitenorm.layers import BatchWhitening
-from whitenorm.models.flow import ONLY_PADS, Source, sources
+from whitenorm.models.flow import CONVOLUTIONS, TRANSPOSED, Source, is_plain, sources
 from whitenorm.models.replace import replace_
 
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _POINTWISE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
@@ -121,7 +119,7 @@ def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
         return None
     new = VectorLinear.like(producer) if isinstance(producer, nn.Linear) else copy.deepcopy(producer)
     weight = _rows_of_outputs(producer)
-    if isinstance(new, _CONVOLUTIONS):
+    if isinstance(new, CONVOLUTIONS):
         outputs, size = len(weight), affine.offset.shape[1]
         joined = math.lcm(outputs // new.groups, size)
         if joined != outputs // new.groups and not dense:
@@ -141,17 +139,15 @@ def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
 
 
 def _may_hold(producer: Any, channels: int) -> bool:
-    # Subclasses may change the weight in forward.
-    plain = type(producer) in (*_CONVOLUTIONS, nn.Linear) or type(producer).__name__ in ONLY_PADS
     changed = _watched(producer) or "forward" in vars(producer)
     outputs = getattr(producer, "out_channels", None) or getattr(producer, "out_features", None)
-    return plain and not changed and outputs == channels
+    return is_plain(producer) and not changed and outputs == channels
 
 
 def _rows_of_outputs(module: Any) -> Tensor:
     """The weight with its output channels first, ``(O, I / groups, ...)``."""
     weight = module.weight.detach()
-    if not isinstance(module, _TRANSPOSED):
+    if not isinstance(module, TRANSPOSED):
         return weight
     inputs, outputs, *kernel = weight.shape
     groups = module.groups
@@ -159,7 +155,7 @@ def _rows_of_outputs(module: Any) -> Tensor:
 
 
 def _set_rows_of_outputs(module: Any, rows: Tensor) -> None:
-    if isinstance(module, _TRANSPOSED):
+    if isinstance(module, TRANSPOSED):
         rows = rows.unflatten(0, (module.groups, -1)).transpose(1, 2).flatten(0, 1)
     kept = torch.empty_like(module.weight) if rows.shape == module.weight.shape else torch.empty_like(rows)
     module.weight = nn.Parameter(kept.copy_(rows))
