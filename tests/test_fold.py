@@ -179,6 +179,14 @@ def test_subclasses_that_change_nothing_are_merged_into():
     check(nn.Sequential(Named(4, 8, 1), ready(whitenorm.IterNorm(8))), torch.randn(2, 4, 5, 5))
 
 
+@pytest.mark.parametrize(
+    "parametrization", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_parametrized_weights_are_left_alone(parametrization):
+    model = nn.Sequential(parametrization(nn.Conv2d(4, 8, 1)), ready(whitenorm.IterNorm(8)))
+    check(model, torch.randn(2, 4, 5, 5), merged=False)
+
+
 class Standardised(nn.Conv2d):
     """Changes its weight on the way, as weight standardisation does."""
 
@@ -186,8 +194,16 @@ class Standardised(nn.Conv2d):
         return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
 
 
-def test_convolutions_with_a_forward_of_their_own_are_left_alone():
-    check(nn.Sequential(Standardised(4, 8, 1), ready(whitenorm.IterNorm(8))), torch.randn(2, 4, 5, 5), merged=False)
+class StandardisedWithin(nn.Conv2d):
+    """The same, in the method that forward calls."""
+
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x, weight - weight.mean(), bias)
+
+
+@pytest.mark.parametrize("kind", [Standardised, StandardisedWithin])
+def test_convolutions_with_a_forward_of_their_own_are_left_alone(kind):
+    check(nn.Sequential(kind(4, 8, 1), ready(whitenorm.IterNorm(8))), torch.randn(2, 4, 5, 5), merged=False)
 
 
 def test_a_watched_convolution_is_left_alone():
@@ -280,6 +296,25 @@ def test_an_example_shows_a_path_that_the_trace_does_not():
     assert torch.equal(model(x), expected)
     assert left(model) == 1
     assert left(fold_(whitened(ResNet()), (torch.randn(2, 3, 8, 8),))) == 0
+
+
+def test_an_example_on_which_the_folded_model_fails_leaves_it_as_it_was():
+    model = nn.Sequential(nn.Linear(5, 8), ready(whitenorm.IterNorm(8))).eval()
+    x = torch.randn(2, 8, 5)
+    expected = model(x)
+    with pytest.raises(ValueError, match="expected vectors"):
+        fold_(model, x)
+    assert torch.equal(model(x), expected)
+
+
+class ManyOutputs(OptionalArgument):
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        return {"values": y, "largest": y.argmax(1), "none": y[:0]}
+
+
+def test_examples_may_have_outputs_of_all_kinds():
+    assert left(fold_(ManyOutputs().eval(), torch.randn(2, 4, 5, 5))) == 0
 
 
 class Remembers(OptionalArgument):

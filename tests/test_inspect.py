@@ -101,6 +101,18 @@ def test_tokens_dict_batches_and_own_loss():
     assert report[0].width == 16
 
 
+def test_a_norm_called_by_keyword():
+    class ByKeyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = whitenorm.IterNorm(4)
+
+        def forward(self, x):
+            return self.norm(input=x)
+
+    assert inspect(ByKeyword(), torch.randn(16, 4))[0].width == 4
+
+
 def test_the_model_is_as_it_was():
     model = whitenorm.convert_(ResNet(), "sw")
     model(torch.randn(4, 3, 8, 8)).sum().backward()

@@ -262,7 +262,7 @@ def _unpack(
 def _backward_differentiably(given: _Given, method: Method, grad: Tensor) -> list[Tensor | None]:
     """The same gradients as a graph, for a derivative of the derivative."""
     if method.group is not None:
-        raise NotImplementedError(
+        raise RuntimeError(
             "expected no second derivative of statistics that are synchronised over ranks (got create_graph=True, or a "
             "gradient of a gradient); set the layers' process_group to None for it"
         )

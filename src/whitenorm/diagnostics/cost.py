@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
+
+from whitenorm.layers.base import unchanged_buffers
 
 
 def flops(module: nn.Module, *inputs: Any) -> int:
@@ -53,15 +53,3 @@ def saved_bytes(module: nn.Module, *inputs: Any) -> int:
 
 def _differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-@contextmanager
-def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """A context after which a module's buffers are as they were."""
-    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(kept[name])

@@ -17,10 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from whitenorm.diagnostics.conditioning import condition_number, correlation, covariance, features_of, spectrum
 from whitenorm.diagnostics.constraints import feasible_range
-from whitenorm.diagnostics.cost import unchanged_buffers
 from whitenorm.diagnostics.disturbance import stochastic_disturbance
 from whitenorm.layers import BatchWhitening, GroupWhitening, LayerWhitening
-from whitenorm.layers.base import PopulationWhitening, Whitening
+from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buffers
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 _NORMS = (Whitening, LayerWhitening, _BATCH, nn.GroupNorm, nn.LayerNorm)
@@ -153,7 +152,7 @@ class _Watch:
         """How long each layer takes, and all of it."""
         starts: dict[nn.Module, float] = {}
 
-        def before(layer: nn.Module, inputs: Any) -> None:
+        def before(layer: nn.Module, inputs: Any, named: Any) -> None:
             starts[layer] = time.perf_counter()
 
         def after(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -170,12 +169,13 @@ class _Watch:
         active: list[nn.Module] = []
         seen: set[int] = set()
 
-        def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def before(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
             active.append(layer)
             if layer not in self.inputs:
+                x = inputs[0] if inputs else named["input"]
                 self.order.append(layer)
-                self.inputs[layer] = inputs[0].detach()
-                self._watch_gradient(layer, "input", inputs[0])
+                self.inputs[layer] = x.detach()
+                self._watch_gradient(layer, "input", x)
 
         def after(layer: nn.Module, inputs: Any, output: Tensor) -> None:
             active.pop()
@@ -204,7 +204,8 @@ class _Watch:
         hooks = []
         try:
             for layer in self.layers:
-                hooks += [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+                hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+                hooks.append(layer.register_forward_hook(after))
             yield
         finally:
             for hook in hooks:

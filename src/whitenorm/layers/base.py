@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,6 +57,19 @@ class Whitening(nn.Module):
             f"{self.num_features}, group_size={self.group_size}, solver={self.solver!r}, eps={self.eps}, "
             f"affine={self.affine}"
         )
+
+
+@contextmanager
+def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
+    """A context after which the modules' buffers, such as running statistics, are as they were."""
+    kept = [{name: buffer.clone() for name, buffer in module.named_buffers()} for module in modules]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, buffers in zip(modules, kept, strict=True):
+                for name, buffer in module.named_buffers():
+                    buffer.copy_(buffers[name])
 
 
 class _Handle:

@@ -34,7 +34,9 @@ def convert_(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_e
     """
     model = replace_(model, {change.old: change.new for change in plan(model, layer, where, keep_eps)})
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and not isinstance(module.norm1, nn.LayerNorm):
-            # Its fast path at inference takes the norms' weights and computes LayerNorm itself.
-            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoderLayer):
+            norms = (module.norm1, module.norm2)
+            if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
+                # Its fast path at inference takes the norms' weights and computes LayerNorm itself.
+                module.activation_relu_or_gelu = 0
     return model

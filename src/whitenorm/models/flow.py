@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import fx, nn
+from torch.nn.utils import parametrize
 
 from whitenorm.layers.base import Whitening
 from whitenorm.layers.sample import LayerWhitening
@@ -65,10 +66,19 @@ def _defaults(model: nn.Module) -> dict[str, object]:
 def is_plain(module: nn.Module) -> bool:
     """Whether a module is a convolution or linear layer that uses its weight as it is.
 
-    A subclass may have a forward of its own that changes it.
+    A subclass may have a forward of its own that changes it, and a parametrization computes it anew.
     """
-    forwards = [kind.forward for kind in PRODUCERS if isinstance(module, kind)]
-    return bool(forwards) and (type(module).forward in forwards or type(module).__name__ in _ONLY_PADS)
+    if parametrize.is_parametrized(module):
+        return False
+    kinds = [kind for kind in PRODUCERS if isinstance(module, kind)]
+    same = any(_same_forward(type(module), kind) for kind in kinds)
+    return same or (bool(kinds) and type(module).__name__ in _ONLY_PADS)
+
+
+def _same_forward(subclass: type, kind: type) -> bool:
+    # A convolution's forward calls the second.
+    methods = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+    return all(getattr(subclass, name) is getattr(kind, name) for name in methods)
 
 
 class _Tracer(fx.Tracer):

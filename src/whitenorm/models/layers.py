@@ -39,8 +39,6 @@ _LAYERS: dict[str, Callable[..., nn.Module]] = {
     "gw": lambda width, **options: GroupWhitening(fit(width, 64), width, **options),
     "iw": lambda width, **options: InstanceWhitening(width, fit(width, 16), **options),
 }
-
-
 _POPULATION = ("iternorm", "dbn", "bw-sigma", "sw", "sw5")
 
 
@@ -75,13 +73,17 @@ def make(layer: LayerLike, norm: Norm, keep_eps: bool) -> nn.Module:
     if isinstance(layer, str):
         new = _named(layer, norm, {**options, "eps": norm.module.eps} if keep_eps else options)
     else:
-        new = layer(math.prod(norm.shape))
-        if not isinstance(new, nn.Module):
-            raise ValueError(f"expected the function to return a layer for width {math.prod(norm.shape)} (got {new!r})")
-        new = new.to(**options)
+        new = _made(layer, math.prod(norm.shape)).to(**options)
     _take_over(new, norm)
     new.train(norm.module.training)
     return nn.Sequential(new, *norm.activation) if norm.activation else new
+
+
+def _made(function: Callable[[int], nn.Module], width: int) -> nn.Module:
+    new = function(width)
+    if not isinstance(new, nn.Module):
+        raise ValueError(f"expected the function to return a layer for width {width} (got {new!r})")
+    return new
 
 
 def features(layer: LayerLike, width: int, like: Tensor) -> nn.Module:
@@ -90,7 +92,7 @@ def features(layer: LayerLike, width: int, like: Tensor) -> nn.Module:
     Of a batch method, the population is such that nothing changes in eval mode.
     """
     if not isinstance(layer, str):
-        return layer(width)
+        return _made(layer, width).to(device=like.device, dtype=like.dtype)
     if layer in ("sw", "sw5", "iw"):
         raise ValueError(
             f'expected a layer for vectors in where="l1+df" (got {layer!r}, which whitens over the positions of a '

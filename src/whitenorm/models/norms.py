@@ -10,7 +10,6 @@ from whitenorm.layers.base import Whitening
 from whitenorm.layers.sample import LayerWhitening
 
 _BATCH = nn.modules.batchnorm._BatchNorm
-CONVOLUTIONS = nn.modules.conv._ConvNd
 
 
 class Norm(NamedTuple):

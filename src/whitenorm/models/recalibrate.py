@@ -15,7 +15,7 @@ from whitenorm.core.check import check_channels
 from whitenorm.core.layout import channel_groups
 from whitenorm.core.moments import Moments, moments
 from whitenorm.core.ranks import over_ranks
-from whitenorm.layers.base import PopulationWhitening
+from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 
@@ -52,7 +52,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
         )
     found: dict[nn.Module, Moments] = {}
     count = 0
-    with _watched(layers, found), torch.no_grad():
+    with unchanged_buffers(*layers), _watched(layers, found), torch.no_grad():
         for batch in _shown(batches) if progress else batches:
             _run(model, batch)
             count += 1
@@ -79,9 +79,8 @@ def _run(model: nn.Module, batch: Any) -> None:
 
 @contextmanager
 def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterator[None]:
-    """Layers in training mode without recording, and the moments of their inputs; all undone at the end."""
+    """Layers in training mode, and the moments of their inputs; undone at the end."""
     modes = [layer.training for layer in layers]
-    kept = [{name: buffer.clone() for name, buffer in layer.named_buffers()} for layer in layers]
     hooks = []
     try:
         for layer in layers:
@@ -98,11 +97,8 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
     finally:
         for hook in hooks:
             hook.remove()
-        for layer, mode, buffers in zip(layers, modes, kept, strict=True):
+        for layer, mode in zip(layers, modes, strict=True):
             layer.training = mode
-            with torch.no_grad():
-                for name, buffer in layer.named_buffers():
-                    buffer.copy_(buffers[name])
 
 
 def _moments(layer: nn.Module, x: Tensor) -> Moments:

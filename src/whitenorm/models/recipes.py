@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from torch import nn
 
+from whitenorm.models.flow import CONVOLUTIONS
 from whitenorm.models.layers import LayerLike, check_layer, features, make
-from whitenorm.models.norms import CONVOLUTIONS, Norm, as_norm, find_norms
+from whitenorm.models.norms import Norm, as_norm, find_norms
 
 Where = str | Callable[[nn.Module, str], bool]
 
