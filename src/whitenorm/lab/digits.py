@@ -15,14 +15,24 @@ _PIXELS = 64
 
 
 class Split(NamedTuple):
-    """Images ``(N, 1, 8, 8)``, standardised as a whole, and labels ``(N,)``."""
+    """Images ``(N, 1, 8, 8)`` and labels ``(N,)``."""
 
     images: Tensor
     labels: Tensor
 
 
+def pixels() -> tuple[Split, Split]:
+    """Training and test images as bytes from 0 to 240; the test images are the last 500, from writers mostly unseen."""
+    packed = resources.files("whitenorm.lab").joinpath("assets/digits.bin.gz").read_bytes()
+    rows = torch.frombuffer(bytearray(gzip.decompress(packed)), dtype=torch.uint8).view(-1, _PIXELS + 1)
+    # The set has 17 grey levels, 0 to 16.
+    images = (15 * rows[:, :_PIXELS]).reshape(-1, 1, 8, 8)
+    labels = rows[:, _PIXELS].long()
+    return Split(images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES]), Split(images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:])
+
+
 def load() -> tuple[Split, Split]:
-    """Training and test images; the test images are the last 500, from writers mostly unseen in training.
+    """Training and test images, standardised as a whole.
 
     Example::
 
@@ -30,10 +40,7 @@ def load() -> tuple[Split, Split]:
         >>> train.images.shape, test.labels.shape
         (torch.Size([1297, 1, 8, 8]), torch.Size([500]))
     """
-    packed = resources.files("whitenorm.lab").joinpath("assets/digits.bin.gz").read_bytes()
-    rows = torch.frombuffer(bytearray(gzip.decompress(packed)), dtype=torch.uint8).view(-1, _PIXELS + 1)
-    images = rows[:, :_PIXELS].float().view(-1, 1, 8, 8)
-    labels = rows[:, _PIXELS].long()
-    images = (images - images[:TRAIN_IMAGES].mean()) / images[:TRAIN_IMAGES].std()
-    train = Split(images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES])
-    return train, Split(images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:])
+    train, test = pixels()
+    mean, std = train.images.float().mean(), train.images.float().std()
+    train, test = (Split((split.images.float() - mean) / std, split.labels) for split in (train, test))
+    return train, test

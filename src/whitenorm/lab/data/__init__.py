@@ -1,0 +1,5 @@
+"""Image sets in the layouts their users know, from a data root, whole and in memory."""
+
+from whitenorm.lab.data.sets import ROOT_VARIABLE, SETS, Dataset, Split, load, root_folder
+
+__all__ = ["ROOT_VARIABLE", "SETS", "Dataset", "Split", "load", "root_folder"]

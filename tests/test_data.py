@@ -1,0 +1,160 @@
+"""Image sets in their standard layouts, written small, and what is said when a file is not as it should be."""
+
+import gzip
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+from whitenorm.lab import data
+from whitenorm.lab.data import sets
+
+
+def idx(array):
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def mnist(tmp_path, pixels):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for prefix, count in (("train", 30), ("t10k", 20)):
+        images = pixels.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(images))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(np.arange(count, dtype=np.uint8) % 10))
+    return tmp_path
+
+
+def test_idx_plain_and_gzipped(mnist):
+    plain = data.load("mnist", mnist)
+    assert plain.train.images.shape == (30, 1, 28, 28)
+    assert plain.test.labels.tolist() == [*range(10), *range(10)]
+    for path in (mnist / "MNIST" / "raw").iterdir():
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert torch.equal(data.load("mnist", mnist).train.images, plain.train.images)
+
+
+def test_the_root_of_the_environment(mnist, monkeypatch):
+    monkeypatch.setenv(data.ROOT_VARIABLE, str(mnist))
+    assert data.load("mnist").classes == 10
+
+
+def write_cifar10(root, version, images, labels):
+    folder = root / ("cifar-10-batches-bin" if version == "binary" else "cifar-10-batches-py")
+    folder.mkdir()
+    for i, name in enumerate([f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]):
+        rows, classes = images[i], labels[i]
+        if version == "binary":
+            (folder / f"{name}.bin").write_bytes(np.concatenate([classes[:, None], rows], 1).tobytes())
+        else:
+            (folder / name).write_bytes(pickle.dumps({b"data": rows, b"labels": classes.tolist()}, protocol=2))
+
+
+def test_both_versions_of_cifar10_agree(tmp_path, pixels):
+    images = pixels.integers(0, 256, (6, 10000, 3072), dtype=np.uint8)
+    labels = pixels.integers(0, 10, (6, 10000), dtype=np.uint8)
+    loaded = []
+    for version in ("binary", "python"):
+        (tmp_path / version).mkdir()
+        write_cifar10(tmp_path / version, version, images, labels)
+        loaded.append(data.load("cifar10", tmp_path / version))
+    for one, other in zip((*loaded[0].train, *loaded[0].test), (*loaded[1].train, *loaded[1].test), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(loaded[0].train.images[10001].flatten(), torch.from_numpy(images[1, 1]))
+
+
+def test_both_versions_of_cifar100(tmp_path, pixels):
+    rows = {"train": 50000, "test": 10000}
+    labels = {name: np.arange(count) % 100 for name, count in rows.items()}
+    binary, python = tmp_path / "cifar-100-binary", tmp_path / "cifar-100-python"
+    binary.mkdir()
+    python.mkdir()
+    for name, count in rows.items():
+        images = np.broadcast_to(pixels.integers(0, 256, (1, 3072), dtype=np.uint8), (count, 3072))
+        coarse = np.full((count, 1), 3, dtype=np.uint8)
+        fine = labels[name].astype(np.uint8)[:, None]
+        (binary / f"{name}.bin").write_bytes(np.concatenate([coarse, fine, images], 1).tobytes())
+        (python / name).write_bytes(pickle.dumps({b"data": images, b"fine_labels": labels[name].tolist()}, protocol=2))
+    first = data.load("cifar100", tmp_path)
+    binary.rename(tmp_path / "aside")
+    for loaded in (first, data.load("cifar100", tmp_path)):
+        assert (loaded.classes, loaded.train.labels[:101].tolist()) == (100, [*range(100), 0])
+
+
+def test_faces(tmp_path, pixels):
+    (tmp_path / "yaleb").mkdir()
+    fea = pixels.integers(0, 256, (4, 1024), dtype=np.uint8)
+    savemat(tmp_path / "yaleb" / "YaleB_32x32.mat", {"fea": fea, "gnd": np.array([[1], [1], [5], [2]])})
+    loaded = data.load("yaleb", tmp_path)
+    assert loaded.train.labels.tolist() == [0, 0, 2, 1]
+    assert torch.equal(loaded.train.images.view(4, 1024), torch.from_numpy(fea))
+    assert len(loaded.test.images) == 0
+    (tmp_path / "pie").mkdir()
+    np.savez(tmp_path / "pie" / "pie_32x32.npz", X=fea.reshape(4, 32, 32), y=[3, 3, 4, 9])
+    assert data.load("pie", tmp_path).train.labels.tolist() == [0, 0, 1, 2]
+
+
+def test_missing(tmp_path, mnist, monkeypatch):
+    with pytest.raises(ValueError, match=r"expected a data set of digits, mnist.*got 'svhn'"):
+        data.load("svhn", tmp_path)
+    with pytest.raises(OSError, match=r"cifar10 is not under .*cifar-10-batches-bin or cifar-10-batches-py"):
+        data.load("cifar10", tmp_path)
+    (mnist / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(OSError, match="t10k-labels-idx1-ubyte is missing"):
+        data.load("mnist", mnist)
+    monkeypatch.delenv(data.ROOT_VARIABLE, raising=False)
+    with pytest.raises(OSError, match="pass --data or set"):
+        data.load("mnist")
+
+
+def test_cut_off_files(mnist, tmp_path):
+    path = mnist / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole[:2], b"<html>"):
+        path.write_bytes(content)
+        with pytest.raises(OSError, match="train-images-idx3-ubyte to be an IDX file"):
+            data.load("mnist", mnist)
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(whole)[:-100])
+    path.unlink()
+    with pytest.raises(OSError, match=r"ubyte.gz to be a whole gzip file"):
+        data.load("mnist", mnist)
+    for folder, name in (
+        ("cifar-10-batches-bin", "data_batch_1.bin"),
+        ("pie", "pie_32x32.npz"),
+        ("yaleb", "YaleB_32x32.mat"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(b"\1" * 100)
+    for name in ("cifar10", "pie", "yaleb"):
+        with pytest.raises(OSError, match="cut off or another file"):
+            data.load(name, tmp_path)
+
+
+def test_a_pickle_that_runs_code(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return print, ("harm",)
+
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps(Harm()))
+    with pytest.raises(OSError, match=r"builtins\.print, which no batch of images needs"):
+        data.load("cifar10", tmp_path)
+
+
+def test_labels_of_another_set():
+    images = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+    with pytest.raises(OSError, match="from 0 to 9"):
+        sets.Dataset(
+            "mnist", sets.Split(images, torch.tensor([1, 2, 10])), sets.Split(images[:0], torch.tensor([])), 10
+        )
+    with pytest.raises(OSError, match="got 2 labels for 3 images"):
+        sets.Dataset("mnist", sets.Split(images, torch.tensor([1, 2])), sets.Split(images[:0], torch.tensor([])), 10)
