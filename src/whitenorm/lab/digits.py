@@ -15,7 +15,7 @@ _PIXELS = 64
 
 
 class Split(NamedTuple):
-    """Images ``(N, 1, 8, 8)`` and labels ``(N,)``."""
+    """Images ``(N, C, H, W)`` and labels ``(N,)``."""
 
     images: Tensor
     labels: Tensor

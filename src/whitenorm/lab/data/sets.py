@@ -6,28 +6,21 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from whitenorm.lab import digits
 from whitenorm.lab.data import files
+from whitenorm.lab.digits import Split
 
 ROOT_VARIABLE = "WHITENORM_DATA"
 
 
-class Split(NamedTuple):
-    """Images ``(N, C, H, W)`` as bytes, and labels ``(N,)``."""
-
-    images: Tensor
-    labels: Tensor
-
-
 @dataclass(frozen=True)
 class Dataset:
-    """A set in memory. Where there is no official test split, all images are in ``train``."""
+    """A set in memory, images as bytes. Where there is no official test split, all images are in ``train``."""
 
     name: str
     train: Split
@@ -72,8 +65,7 @@ def load(name: str, root: Path | None = None) -> Dataset:
         (torch.Size([1297, 1, 8, 8]), 10)
     """
     if name == "digits":
-        train, test = digits.pixels()
-        return Dataset(name, Split(*train), Split(*test), 10)
+        return Dataset(name, *digits.pixels(), 10)
     if name not in SETS:
         raise ValueError(f"expected a data set of {', '.join(['digits', *SETS])} (got {name!r})")
     source, root = SETS[name], root_folder(root)
@@ -82,8 +74,7 @@ def load(name: str, root: Path | None = None) -> Dataset:
     for folder, read in source.folders.items():
         if (root / folder).is_dir():
             try:
-                train, test = read(root / folder)
-                return Dataset(name, train, test, source.classes)
+                return Dataset(name, *read(root / folder), source.classes)
             except FileNotFoundError as error:
                 raise OSError(f"{name}: {error.filename} is missing. {_help(source)}") from error
     raise OSError(f"{name} is not under {root}. {_help(source)}")
