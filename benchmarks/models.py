@@ -10,8 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from benchmarks import resnet, vgg
-from benchmarks.timing import interleaved, machine, ratio, summarise
+from benchmarks.timing import interleaved, ratio, summarise
 from whitenorm.diagnostics import flops
+from whitenorm.lab.machine import machine
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
 # As many models as are timed in turns with one of BatchNorm: more would be too far from it in time.

@@ -23,7 +23,8 @@ from rich.progress import (
 
 from benchmarks import layers, models, report, solvers
 from benchmarks.resnet import MODELS
-from benchmarks.timing import machine, sgemm_rate
+from benchmarks.timing import sgemm_rate
+from whitenorm.lab.machine import machine
 
 ROOT = Path(__file__).parent
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-
-import whitenorm
 
 
 class Timing(NamedTuple):
@@ -71,25 +67,3 @@ def sgemm_rate(rounds: int = 10) -> float:
             torch.mm(a, b, out=out)
             best = max(best, 2 * size**3 / (time.perf_counter() - start))
     return best
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False).stdout
-    return {
-        "commit": commit + ("+changes" if dirty.strip() else ""),
-        "whitenorm": whitenorm.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

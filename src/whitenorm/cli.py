@@ -15,6 +15,7 @@ def main(args: list[str] | None = None) -> int:
         import tyro
 
         from whitenorm.lab import demo, look
+        from whitenorm.lab.reproduce import command as reproduce
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "whitenorm":
             raise
@@ -25,8 +26,12 @@ def main(args: list[str] | None = None) -> int:
         )
         return 1
 
-    commands: dict[str, Any] = {"demo": demo.Demo, "inspect": look.Inspect}
-    runs: dict[type, Callable[[Any], object]] = {demo.Demo: demo.run, look.Inspect: look.run}
+    commands: dict[str, Any] = {"demo": demo.Demo, "inspect": look.Inspect, "reproduce": reproduce.Reproduce}
+    runs: dict[type, Callable[[Any], object]] = {
+        demo.Demo: demo.run,
+        look.Inspect: look.run,
+        reproduce.Reproduce: reproduce.run,
+    }
     bench = _benchmarks()
     if bench is not None:
         commands["bench"] = bench.Bench

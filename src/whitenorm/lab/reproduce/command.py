@@ -1,0 +1,115 @@
+"""``whitenorm reproduce``: the experiments in a table, and one of them or all run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from whitenorm.lab.experiments import EXPERIMENTS
+from whitenorm.lab.reproduce.experiment import SCALES, Experiment
+from whitenorm.lab.reproduce.results import Run, Store
+from whitenorm.lab.reproduce.runner import reproduce
+
+
+@dataclass
+class Reproduce:
+    """Run experiments of the papers, and say of every claim whether it held.
+
+    Results are JSON with the raw values of every seed, and the paper's figure as a picture. An interrupted run goes on
+    where it was when called again.
+    """
+
+    ids: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Which experiments, one after the other; none lists them."""
+    list: bool = False
+    """Show all experiments: paper, figure, cost, data, and how the last run ended."""
+    scale: Literal["smoke", "default", "paper"] = "default"
+    """smoke takes seconds and decides nothing, default minutes on two cores, paper is the paper's own size."""
+    seeds: int | None = None
+    """How many seeds instead of the experiment's own number."""
+    data: Path | None = None
+    """The folder of data sets; by default $WHITENORM_DATA."""
+    out: Path = Path("results")
+    """The folder for results."""
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.ids if name not in EXPERIMENTS]
+        if unknown:
+            raise ValueError(f"expected experiments of {', '.join(EXPERIMENTS)} (got {', '.join(unknown)})")
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"expected at least one seed (got {self.seeds})")
+
+
+def run(options: Reproduce) -> None:
+    """List, or run and print the verdicts."""
+    console = Console()
+    if options.list or not options.ids:
+        console.print(table(options.out))
+        return
+    for name in options.ids:
+        content = _with_progress(EXPERIMENTS[name], options, console)
+        console.print(verdicts(content))
+        store = Store(options.out, name, options.scale)
+        console.print(f"Results: {store.results}   Picture: {store.picture}\n")
+
+
+def _with_progress(experiment: Experiment, options: Reproduce, console: Console) -> dict[str, Any]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[runs]} runs"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(f"{experiment.id} ({options.scale})", total=1.0, runs="0")
+
+        def watch(done: int, total: int, share: float, run: Run | None) -> None:
+            progress.update(task, total=total, completed=done + share, runs=f"{done}/{total}")
+
+        return reproduce(experiment, options.out, options.scale, options.seeds, options.data, watch)
+
+
+def table(folder: Path) -> Table:
+    """Every experiment, with how its last run ended."""
+    view = Table(title="Experiments of the papers")
+    for heading in ("id", "paper", "what", "cost", "data", "last run"):
+        view.add_column(heading, overflow="fold")
+    for experiment in EXPERIMENTS.values():
+        view.add_row(
+            experiment.id,
+            f"{experiment.paper} {experiment.where}",
+            experiment.title,
+            experiment.cost,
+            ", ".join(experiment.data) or "none",
+            _last_run(folder, experiment.id),
+        )
+    return view
+
+
+def _last_run(folder: Path, name: str) -> str:
+    contents = [content for scale in SCALES if (content := Store(folder, name, scale).read()) is not None]
+    if not contents:
+        return "not run"
+    last = max(contents, key=lambda content: content["finished"])
+    counts = [claim["verdict"] for claim in last["claims"]]
+    words = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in dict.fromkeys(counts))
+    return f"{last['scale']}, {last['finished'][:10]}: {words}"
+
+
+def verdicts(content: dict[str, Any]) -> Table:
+    """The claims of a run: the paper's numbers, ours, and whether it held."""
+    minutes = content["seconds"] / 60
+    view = Table(title=f"{content['experiment']}: {content['title']} ({content['scale']}, {minutes:.1f} min)")
+    for heading in ("claim", "paper", "here", "verdict"):
+        view.add_column(heading, overflow="fold")
+    for claim in content["claims"]:
+        view.add_row(claim["claim"], claim["paper"], claim["ours"], f"{claim['verdict']} ({claim['why']})")
+    return view

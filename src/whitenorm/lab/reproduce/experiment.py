@@ -1,0 +1,84 @@
+"""What an experiment is: runs to make, a figure of them, and claims to judge by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from whitenorm.lab import data
+from whitenorm.lab.reproduce.results import Results
+from whitenorm.lab.reproduce.verdicts import Judgement
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, what it prints for it, and how runs decide on it."""
+
+    text: str
+    paper: str
+    """The paper's own numbers or picture, in words."""
+    judge: Callable[[Results], Judgement]
+    exact: bool = False
+    """Does not depend on the scale: counts, shapes, placements. Others are never decided at smoke scale."""
+
+
+@dataclass
+class Context:
+    """What a run is given besides its settings."""
+
+    seed: int
+    data_root: Path | None = None
+    progress: Callable[[float], None] = field(default=lambda share: None)
+    """To be called with the share that is done, from 0 to 1."""
+
+    def load(self, name: str) -> data.Dataset:
+        """A data set, read once for all runs."""
+        key = (name, data.root_folder(self.data_root))
+        if key not in _LOADED:
+            _LOADED.clear()
+            _LOADED[key] = data.load(name, self.data_root)
+        return _LOADED[key]
+
+
+# The set that was read last: runs come one after the other on the same one.
+_LOADED: dict[tuple[str, Path | None], data.Dataset] = {}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table of a paper as runs, a picture and claims.
+
+    ``scales`` has the parameters of each scale: smoke (seconds), default (minutes on two cores) and paper (the paper's
+    own). ``plan`` makes from them the settings of all runs, each of which is repeated with every seed; settings are
+    plain JSON values and hold all that decides a run's numbers. ``run`` makes one and returns its raw values.
+    """
+
+    id: str
+    paper: str
+    where: str
+    title: str
+    cost: str
+    """Of the default scale on two cores."""
+    claims: tuple[Claim, ...]
+    scales: dict[str, Settings]
+    seeds: dict[str, int]
+    """How many, by scale."""
+    plan: Callable[[Settings], list[Settings]]
+    run: Callable[[Settings, Context], dict[str, Any]]
+    draw: Callable[[Results], Figure]
+    data: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if set(self.scales) != set(SCALES) or set(self.seeds) != set(SCALES):
+            raise ValueError(
+                f"expected scales and seeds of {self.id} for {', '.join(SCALES)} (got {list(self.scales)})"
+            )
+
+
+SCALES = ("smoke", "default", "paper")

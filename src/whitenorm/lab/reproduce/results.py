@@ -1,0 +1,150 @@
+"""The raw values of an experiment's runs: asked by settings, kept in files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Run:
+    """One run: its settings, its seed, what it gave, and how long it took."""
+
+    settings: dict[str, Any]
+    seed: int
+    values: dict[str, Any]
+    seconds: float
+
+    def key(self) -> str:
+        """The same for runs with the same settings and seed."""
+        return json.dumps([self.settings, self.seed], sort_keys=True)
+
+
+class Results(list[Run]):
+    """Runs, in the order of the plan."""
+
+    def where(self, **settings: Any) -> Results:
+        """The runs with these settings; an error when there are none.
+
+        Example::
+
+            >>> results = Results([Run({"norm": "BN", "lr": 0.1}, 0, {"loss": 2.0}, 1.0)])
+            >>> results.where(norm="BN").values("loss")
+            [2.0]
+        """
+        found = Results(run for run in self if all(run.settings.get(k) == v for k, v in settings.items()))
+        if not found:
+            raise ValueError(f"expected runs with {settings} (got none of {len(self)})")
+        return found
+
+    def values(self, name: str, **settings: Any) -> list[Any]:
+        """One value a run, in order."""
+        return [run.values[name] for run in self.where(**settings)]
+
+    def mean(self, name: str, **settings: Any) -> float:
+        """The mean over runs of a number."""
+        values = self.values(name, **settings)
+        return sum(values) / len(values)
+
+    def levels(self, setting: str) -> list[Any]:
+        """The distinct values of a setting, in order."""
+        return list(dict.fromkeys(run.settings[setting] for run in self if setting in run.settings))
+
+    def best(self, over: str, by: str, **settings: Any) -> Results:
+        """The runs at the value of one setting that has the lowest mean of a number over the seeds.
+
+        This is the papers' grid search: a learning rate is chosen for each method by the mean of all its seeds. A
+        number that is not finite counts as worse than all others.
+        """
+        found = self.where(**settings)
+
+        def badness(level: Any) -> float:
+            mean = found.mean(by, **{over: level})
+            return mean if math.isfinite(mean) else math.inf
+
+        return found.where(**{over: min(found.levels(over), key=badness)})
+
+
+class Store:
+    """The files of one experiment at one scale: runs so far, results, picture."""
+
+    def __init__(self, folder: Path, experiment: str, scale: str) -> None:
+        self.results = folder / experiment / f"{scale}.json"
+        self.picture = folder / experiment / f"{scale}.png"
+        self._partial = folder / experiment / f"{scale}.partial.jsonl"
+
+    def done(self) -> list[Run]:
+        """Runs of an interrupted call; a line that was cut off is as if it were not there."""
+        if not self._partial.exists():
+            return []
+        runs = []
+        for line in self._partial.read_text().splitlines():
+            try:
+                runs.append(Run(**_unpacked(json.loads(line))))
+            except (json.JSONDecodeError, TypeError):
+                continue
+        return runs
+
+    def add(self, run: Run) -> None:
+        """Keep a finished run at once."""
+        self._partial.parent.mkdir(parents=True, exist_ok=True)
+        with self._partial.open("a+b") as file:
+            # After a line that was cut off, begin a new one.
+            whole = file.tell() == 0 or self._partial.read_bytes().endswith(b"\n")
+            file.write(("" if whole else "\n").encode() + json.dumps(_packed(asdict(run))).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def forget(self) -> None:
+        """Drop the runs of an interrupted call."""
+        self._partial.unlink(missing_ok=True)
+
+    def write(self, content: dict[str, Any], runs: Iterable[Run]) -> None:
+        """The results, whole or not at all, a line a run."""
+        head = json.dumps(_packed(content), indent=1)[:-2]
+        lines = ",\n  ".join(json.dumps(_packed(asdict(run))) for run in runs)
+        self.results.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.results.with_suffix(".json.tmp")
+        temporary.write_text(f'{head},\n "runs": [\n  {lines}\n ]\n}}\n')
+        temporary.replace(self.results)
+        self.forget()
+
+    def read(self) -> dict[str, Any] | None:
+        """What was written last, with the runs as Results; None when there is nothing."""
+        if not self.results.exists():
+            return None
+        try:
+            content = _unpacked(json.loads(self.results.read_text()))
+            content["runs"] = Results(Run(**run) for run in content["runs"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise OSError(
+                f"expected {self.results} to be results of whitenorm reproduce ({error}); run it again"
+            ) from error
+        return content
+
+
+_NOT_FINITE = ("inf", "-inf", "nan")
+
+
+def _packed(value: Any) -> Any:
+    """For JSON: floats to seven digits, as many as the runs' own arithmetic has, and by name what is not finite."""
+    if isinstance(value, dict):
+        return {key: _packed(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_packed(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unpacked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_unpacked(inner) for inner in value]
+    return float(value) if value in _NOT_FINITE else value

@@ -1,0 +1,93 @@
+"""Running an experiment: every setting with every seed, kept as it goes, then judged and drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+
+from whitenorm.lab.machine import machine
+from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment
+from whitenorm.lab.reproduce.results import Results, Run, Store
+from whitenorm.lab.reproduce.verdicts import Judgement
+
+Watch = Callable[[int, int, float, Run | None], None]
+"""Told of progress: runs done, runs in all, the share of the present one, and a run that has just ended."""
+
+
+def reproduce(
+    experiment: Experiment,
+    folder: Path,
+    scale: str = "default",
+    seeds: int | None = None,
+    data_root: Path | None = None,
+    watch: Watch = lambda done, total, share, run: None,
+) -> dict[str, Any]:
+    """Run what has not been run, judge the claims, write JSON and picture; returns what the JSON holds.
+
+    A call that was interrupted goes on where it was: runs that ended are kept one by one.
+    """
+    store = Store(folder, experiment.id, scale)
+    runs = _all_runs(experiment, store, scale, seeds or experiment.seeds[scale], data_root, watch)
+    content = {
+        "experiment": experiment.id,
+        "paper": experiment.paper,
+        "where": experiment.where,
+        "title": experiment.title,
+        "scale": scale,
+        "parameters": experiment.scales[scale],
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": sum(run.seconds for run in runs),
+        "machine": machine(),
+        "claims": [judged(claim, runs, scale) for claim in experiment.claims],
+    }
+    store.write(content, runs)
+    figure = experiment.draw(runs)
+    figure.savefig(store.picture, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return {**content, "runs": runs}
+
+
+def _all_runs(
+    experiment: Experiment, store: Store, scale: str, seeds: int, data_root: Path | None, watch: Watch
+) -> Results:
+    planned = [
+        Run(settings, seed, {}, 0.0) for settings in experiment.plan(experiment.scales[scale]) for seed in range(seeds)
+    ]
+    done = {run.key(): run for run in store.done()}
+    for number, run in enumerate(planned):
+        if run.key() in done:
+            watch(number + 1, len(planned), 0.0, done[run.key()])
+            continue
+
+        def progress(share: float, number: int = number) -> None:
+            watch(number, len(planned), share, None)
+
+        progress(0.0)
+        torch.manual_seed(run.seed)
+        start = time.perf_counter()
+        run.values = experiment.run(run.settings, Context(run.seed, data_root, progress))
+        run.seconds = time.perf_counter() - start
+        store.add(run)
+        watch(number + 1, len(planned), 0.0, run)
+    kept = {run.key(): run for run in store.done()}
+    return Results(kept[run.key()] for run in planned)
+
+
+def judged(claim: Claim, runs: Results, scale: str) -> dict[str, str]:
+    """A claim with our numbers and the verdict."""
+    judgement = claim.judge(runs)
+    if scale == "smoke" and not claim.exact:
+        judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
+    return {
+        "claim": claim.text,
+        "paper": claim.paper,
+        "ours": judgement.ours,
+        "verdict": judgement.verdict,
+        "why": judgement.why,
+    }

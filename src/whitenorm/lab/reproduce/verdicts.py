@@ -1,0 +1,116 @@
+"""Whether a claim held, by one stated rule.
+
+Numbers of several seeds are compared by Welch's t-test, one-sided, at 5 %, with at least three seeds on each side:
+held when the difference is in the claim's direction and significant, not held when it is in the other direction and
+significant, and not decided otherwise. A claim that two things are alike is held when they differ by less than a
+stated margin, both ways significant (two one-sided tests), and not held when they differ by more. A claim of several
+parts holds when all hold, and does not when one does not. Counts are compared as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy import stats
+
+Verdict = Literal["held", "not held", "not decided"]
+LEVEL = 0.05
+FEWEST_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Our numbers for a claim, the verdict, and what it rests on."""
+
+    verdict: Verdict
+    ours: str
+    why: str = ""
+
+
+def lower(small: Sequence[float], large: Sequence[float], names: tuple[str, str], margin: float = 0.0) -> Judgement:
+    """That one method's numbers are lower than another's, by more than a margin.
+
+    Example::
+
+        >>> lower([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], ("DBN", "BN")).verdict
+        'held'
+        >>> lower([1.0, 1.1, 0.9], [1.0, 1.1, 0.9], ("DBN", "BN")).verdict
+        'not decided'
+    """
+    ours = f"{names[0]} {spread(small)}, {names[1]} {spread(large)}"
+    if min(len(small), len(large)) < FEWEST_SEEDS:
+        return Judgement("not decided", ours, f"fewer than {FEWEST_SEEDS} seeds")
+    if not all(map(math.isfinite, (*small, *large))):
+        return _diverged(small, large, names, ours)
+    below, above = _p(small, large, -margin), _p(large, small, margin)
+    if below < LEVEL:
+        return Judgement("held", ours, f"p = {below:.2g}")
+    if above < LEVEL:
+        return Judgement("not held", ours, f"the other way, p = {above:.2g}")
+    return Judgement("not decided", ours, f"p = {below:.2g}")
+
+
+def alike(one: Sequence[float], other: Sequence[float], names: tuple[str, str], margin: float) -> Judgement:
+    """That two methods' numbers differ by less than a margin.
+
+    Example::
+
+        >>> alike([1.0, 1.1, 0.9], [1.0, 1.1, 0.9], ("GW", "GN"), margin=1.0).verdict
+        'held'
+    """
+    ours = f"{names[0]} {spread(one)}, {names[1]} {spread(other)}"
+    if min(len(one), len(other)) < FEWEST_SEEDS:
+        return Judgement("not decided", ours, f"fewer than {FEWEST_SEEDS} seeds")
+    if not all(map(math.isfinite, (*one, *other))):
+        return Judgement("not held", ours, "a run diverged")
+    within = max(_p(one, other, margin), _p(other, one, margin))
+    apart = min(_p(one, other, -margin), _p(other, one, -margin))
+    if within < LEVEL:
+        return Judgement("held", ours, f"within {margin:g}, p = {within:.2g}")
+    if apart < LEVEL:
+        return Judgement("not held", ours, f"more than {margin:g} apart, p = {apart:.2g}")
+    return Judgement("not decided", ours, f"margin {margin:g}, p = {within:.2g}")
+
+
+def exactly(holds: bool, ours: str) -> Judgement:
+    """A claim about counts, which hold or do not."""
+    return Judgement("held" if holds else "not held", ours, "counted")
+
+
+def every(*parts: Judgement) -> Judgement:
+    """A claim of several parts."""
+    verdicts = {part.verdict for part in parts}
+    verdict: Verdict = "not held" if "not held" in verdicts else "not decided" if "not decided" in verdicts else "held"
+    return Judgement(
+        verdict, "; ".join(part.ours for part in parts), "; ".join(f"{part.verdict}: {part.why}" for part in parts)
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation over the seeds."""
+    if not all(map(math.isfinite, values)):
+        return f"{sum(map(math.isfinite, values))} of {len(values)} runs finite"
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.4g} ± {deviation:.2g}"
+
+
+def _p(small: Sequence[float], large: Sequence[float], shift: float) -> float:
+    """How likely means this far apart are if the mean of ``small`` were not below that of ``large`` plus ``shift``."""
+    moved = [value + shift for value in large]
+    if len({*small}) == 1 and len({*moved}) == 1:
+        # No spread at all, as in what does not depend on the seed.
+        return 0.0 if small[0] < moved[0] else 1.0
+    return float(stats.ttest_ind(small, moved, equal_var=False, alternative="less").pvalue)
+
+
+def _diverged(small: Sequence[float], large: Sequence[float], names: tuple[str, str], ours: str) -> Judgement:
+    finite = [sum(map(math.isfinite, values)) / len(values) for values in (small, large)]
+    if finite == [1.0, 0.0]:
+        return Judgement("held", ours, f"every run of {names[1]} diverged, none of {names[0]}")
+    if finite == [0.0, 1.0]:
+        return Judgement("not held", ours, f"every run of {names[0]} diverged, none of {names[1]}")
+    return Judgement("not decided", ours, "some runs diverged")

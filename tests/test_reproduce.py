@@ -1,0 +1,175 @@
+"""Experiments: the rule of verdicts, files that survive an interruption, and every entry at smoke scale."""
+
+import json
+import math
+
+import matplotlib.image
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from whitenorm.cli import main
+from whitenorm.lab.reproduce.experiment import Claim, Experiment
+from whitenorm.lab.reproduce.results import Results, Run, Store
+from whitenorm.lab.reproduce.runner import reproduce
+from whitenorm.lab.reproduce.verdicts import alike, every, exactly, lower
+
+NAMES = ("one", "other")
+
+
+def test_lower():
+    low, high = [1.0, 1.1, 0.9], [2.0, 2.2, 1.8]
+    assert lower(low, high, NAMES).verdict == "held"
+    assert lower(high, low, NAMES).verdict == "not held"
+    assert lower(low, [1.05, 1.1, 0.95], NAMES).verdict == "not decided"
+    assert lower(low[:2], high[:2], NAMES).verdict == "not decided"
+    assert lower(low, high, NAMES, margin=0.5).verdict == "held"
+    assert lower(low, high, NAMES, margin=2.0).verdict == "not held"
+
+
+def test_no_spread():
+    assert lower([1.0] * 3, [2.0] * 3, NAMES).verdict == "held"
+    assert lower([1.0] * 3, [1.0] * 3, NAMES).verdict == "not decided"
+
+
+def test_diverged_runs():
+    low, none = [1.0, 1.1, 0.9], [math.inf] * 3
+    assert lower(low, none, NAMES).verdict == "held"
+    assert lower(none, low, NAMES).verdict == "not held"
+    assert lower(low, [math.inf, 1.0, 1.0], NAMES).verdict == "not decided"
+    assert lower(none, none, NAMES).verdict == "not decided"
+
+
+def test_alike():
+    assert alike([1.0, 1.1, 0.9], [1.0, 1.05, 0.95], NAMES, margin=0.5).verdict == "held"
+    assert alike([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], NAMES, margin=0.5).verdict == "not held"
+    assert alike([1.0, 1.9, 0.1], [1.0, 2.0, 0.5], NAMES, margin=0.5).verdict == "not decided"
+
+
+def test_level_of_the_test():
+    # Two methods that are the same are called different by chance in about one comparison of twenty, each way.
+    draws = np.random.default_rng(0).normal(size=(2000, 2, 5))
+    verdicts = [lower(one, other, NAMES).verdict for one, other in draws.tolist()]
+    assert 0.03 < verdicts.count("held") / 2000 < 0.07
+    assert 0.03 < verdicts.count("not held") / 2000 < 0.07
+
+
+def test_parts():
+    yes, no = exactly(True, ""), exactly(False, "")
+    open_ = lower([1.0], [2.0], NAMES)
+    assert every(yes, yes).verdict == "held"
+    assert every(yes, open_).verdict == "not decided"
+    assert every(yes, open_, no).verdict == "not held"
+
+
+def test_asking_results():
+    runs = [
+        Run({"norm": norm, "lr": lr}, seed, {"loss": lr * 2 + seed + (norm == "BN")}, 1.0)
+        for norm in ("BN", "DBN")
+        for lr in (1, 0.5)
+        for seed in (0, 1)
+    ]
+    results = Results(runs)
+    assert results.levels("lr") == [1, 0.5]
+    assert results.values("loss", norm="BN", lr=1) == [3, 4]
+    assert results.mean("loss", norm="DBN", lr=0.5) == 1.5
+    assert results.best("lr", "loss", norm="BN").levels("lr") == [0.5]
+    runs[2].values["loss"] = math.nan
+    assert results.best("lr", "loss", norm="BN").levels("lr") == [1]
+    with pytest.raises(ValueError, match=r"expected runs with .*'GN'"):
+        results.where(norm="GN")
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.fixture
+def experiment():
+    calls = []
+
+    def run(settings, context):
+        if (settings["size"], context.seed) == (2, 1) and "stop" in calls:
+            raise StoppedError
+        calls.append((settings["size"], context.seed))
+        context.progress(0.5)
+        return {"value": math.inf if settings["size"] == 3 else settings["size"] + 0.1 * context.seed}
+
+    def draw(results):
+        figure, axes = plt.subplots()
+        axes.plot(results.values("value", size=1))
+        return figure
+
+    made = Experiment(
+        id="mine",
+        paper="P",
+        where="fig. 1",
+        title="sizes",
+        cost="1 s",
+        claims=(
+            Claim("1 below 2", "yes", lambda r: lower(r.values("value", size=1), r.values("value", size=2), NAMES)),
+            Claim("all there", "yes", lambda r: exactly(len(r) > 2, f"{len(r)} runs"), exact=True),
+        ),
+        scales={"smoke": {"sizes": [1, 2]}, "default": {"sizes": [1, 2, 3]}, "paper": {"sizes": [1, 2, 3]}},
+        seeds={"smoke": 2, "default": 3, "paper": 3},
+        plan=lambda scale: [{"size": size} for size in scale["sizes"]],
+        run=run,
+        draw=draw,
+    )
+    return made, calls
+
+
+def test_results_and_picture(experiment, tmp_path):
+    content = reproduce(experiment[0], tmp_path)
+    assert [claim["verdict"] for claim in content["claims"]] == ["held", "held"]
+    written = json.loads((tmp_path / "mine" / "default.json").read_text())
+    assert written["runs"][0] == {
+        "settings": {"size": 1},
+        "seed": 0,
+        "values": {"value": 1.0},
+        "seconds": written["runs"][0]["seconds"],
+    }
+    assert written["runs"][-1]["values"] == {"value": "inf"}
+    assert {"commit", "torch", "processor"} <= set(written["machine"])
+    read = Store(tmp_path, "mine", "default").read()
+    assert read["runs"].values("value", size=3) == [math.inf] * 3
+    assert matplotlib.image.imread(tmp_path / "mine" / "default.png").std() > 0
+    assert [path.name for path in (tmp_path / "mine").iterdir() if "partial" in path.name or "tmp" in path.name] == []
+
+
+def test_smoke_decides_only_what_is_exact(experiment, tmp_path):
+    content = reproduce(experiment[0], tmp_path, "smoke", seeds=4)
+    assert [claim["verdict"] for claim in content["claims"]] == ["not decided", "held"]
+
+
+def test_an_interrupted_call_goes_on(experiment, tmp_path):
+    made, calls = experiment
+    calls.append("stop")
+    with pytest.raises(StoppedError):
+        reproduce(made, tmp_path)
+    assert not (tmp_path / "mine" / "default.json").exists()
+    # As if killed in the middle of a line.
+    with (tmp_path / "mine" / "default.partial.jsonl").open("a") as file:
+        file.write('{"settings": {"size": 2}, "se')
+    del calls[:]
+    seen = []
+    content = reproduce(made, tmp_path, watch=lambda done, total, share, run: seen.append((done, total)))
+    assert calls == [(2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
+    assert [(run.settings["size"], run.seed) for run in content["runs"]] == [
+        (s, i) for s in (1, 2, 3) for i in range(3)
+    ]
+    assert seen[-1] == (9, 9)
+
+
+def test_command(tmp_path, capsys):
+    assert main(["reproduce", "gw-constraints", "--scale", "smoke", "--out", str(tmp_path)]) == 0
+    assert "held" in capsys.readouterr().out
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "not run" in printed
+    with pytest.raises(SystemExit):
+        main(["reproduce", "no-such"])
+    assert "expected experiments of" in capsys.readouterr().err
+    (tmp_path / "gw-constraints" / "smoke.json").write_text("{")
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 1
+    assert "run it again" in capsys.readouterr().err
