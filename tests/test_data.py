@@ -2,19 +2,15 @@
 
 import gzip
 import pickle
-import struct
 
 import numpy as np
 import pytest
 import torch
+from image_sets import write_mnist
 from scipy.io import savemat
 
 from whitenorm.lab import data
 from whitenorm.lab.data import sets
-
-
-def idx(array):
-    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 @pytest.fixture
@@ -23,13 +19,8 @@ def pixels():
 
 
 @pytest.fixture
-def mnist(tmp_path, pixels):
-    folder = tmp_path / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    for prefix, count in (("train", 30), ("t10k", 20)):
-        images = pixels.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(images))
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(np.arange(count, dtype=np.uint8) % 10))
+def mnist(tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw", 30, 20)
     return tmp_path
 
 

@@ -1,0 +1,49 @@
+"""Small image sets that look like the real ones on disk: random pixels with a little of the class in them."""
+
+import pickle
+import struct
+
+import numpy as np
+from scipy.io import savemat
+
+SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (136, 0)}
+
+
+def images(count, classes, shape, seed):
+    """Bytes whose brightness, in one place a class, tells the class."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    pixels = generator.integers(0, 160, (count, int(np.prod(shape))), dtype=np.uint8)
+    pixels[np.arange(count), labels] = 255
+    return pixels.reshape(count, *shape), labels
+
+
+def idx(array):
+    """The bytes of an IDX file."""
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(folder, train, test):
+    folder.mkdir(parents=True)
+    for prefix, count in (("train", train), ("t10k", test)):
+        pixels, labels = images(count, 10, (28, 28), seed=count)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(labels.astype(np.uint8)))
+
+
+def write_root(root):
+    """All sets that the experiments need."""
+    write_mnist(root / "MNIST" / "raw", *SIZES["mnist"])
+    cifar = root / "cifar-10-batches-py"
+    cifar.mkdir()
+    train, test = SIZES["cifar10"]
+    for name, count in [*((f"data_batch_{i}", train // 5) for i in range(1, 6)), ("test_batch", test)]:
+        pixels, labels = images(count, 10, (3072,), seed=len(name) + count)
+        (cifar / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}))
+    faces, people = images(SIZES["yaleb"][0], 38, (1024,), seed=1)
+    (root / "yaleb").mkdir()
+    savemat(root / "yaleb" / "YaleB_32x32.mat", {"fea": faces, "gnd": people[:, None] + 1})
+    faces, people = images(SIZES["pie"][0], 68, (32, 32), seed=2)
+    (root / "pie").mkdir()
+    np.savez(root / "pie" / "pie_32x32.npz", X=faces, y=people)
+    return root
