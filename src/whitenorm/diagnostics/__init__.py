@@ -7,6 +7,7 @@ from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbanc
 from whitenorm.diagnostics.diversity import diversity
 from whitenorm.diagnostics.fisher import fisher_condition_number
 from whitenorm.diagnostics.inspection import Inspection, LayerReport, inspect
+from whitenorm.diagnostics.page import html_page
 
 __all__ = [
     "Disturbance",
@@ -19,6 +20,7 @@ __all__ = [
     "feasible_range",
     "fisher_condition_number",
     "flops",
+    "html_page",
     "inspect",
     "measured_constraint_number",
     "saved_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -66,10 +67,18 @@ def condition_number(x: Tensor, percent: float = 100) -> float:
         4.0
     """
     check_number("percent", percent, 1e-9, 100, "it is a share of the directions; the paper uses 80 and 90")
-    values = spectrum(x)
+    return condition_of(spectrum(x).tolist(), percent)
+
+
+def condition_of(values: list[float], percent: float = 100) -> float:
+    """The condition number of eigenvalues from the largest."""
     smallest = values[math.ceil(percent / 100 * len(values)) - 1]
-    negligible = values[0] * len(values) * torch.finfo(values.dtype).eps
-    return math.inf if smallest <= negligible else (values[0] / smallest).item()
+    return math.inf if smallest <= negligible(values[0], len(values)) else values[0] / smallest
+
+
+def negligible(largest: float, count: int) -> float:
+    """What is zero to float64's precision among so many eigenvalues."""
+    return largest * count * sys.float_info.epsilon
 
 
 def correlation(x: Tensor) -> float:
@@ -85,13 +94,18 @@ def correlation(x: Tensor) -> float:
         >>> round(correlation(x), 6)
         1.0
     """
-    cov = covariance(x)
-    size = len(cov)
+    matrix = correlations(x).abs()
+    size = len(matrix)
     if size == 1:
         return 0.0
-    scale = cov.diagonal().sqrt()
-    matrix = (cov / (scale[:, None] * scale[None, :])).nan_to_num(0).abs()
     return ((matrix.sum() - matrix.diagonal().sum()) / (size * (size - 1))).item()
+
+
+def correlations(x: Tensor) -> Tensor:
+    """The correlation matrix ``(C, C)`` of features ``(N, C, ...)``, in float64, with zeros for constant ones."""
+    cov = covariance(x)
+    scale = cov.diagonal().sqrt()
+    return (cov / (scale[:, None] * scale[None, :])).nan_to_num(0)
 
 
 def whiteness_error(x: Tensor) -> float:

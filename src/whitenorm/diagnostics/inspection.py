@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -15,9 +17,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from whitenorm.diagnostics.conditioning import condition_number, correlation, covariance, features_of, spectrum
+from whitenorm.diagnostics.conditioning import (
+    condition_of,
+    correlation,
+    correlations,
+    covariance,
+    features_of,
+    spectrum,
+)
 from whitenorm.diagnostics.constraints import feasible_range
 from whitenorm.diagnostics.disturbance import stochastic_disturbance
+from whitenorm.diagnostics.page import html_page
 from whitenorm.layers import BatchWhitening, GroupWhitening, LayerWhitening
 from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buffers
 
@@ -27,6 +37,8 @@ _NORMS = (Whitening, LayerWhitening, _BATCH, nn.GroupNorm, nn.LayerNorm)
 _ROWS = 4096
 # A direction with less than this share of the mean variance counts as dead.
 _DEAD = 1e-3
+# Channels whose correlations are kept, the first ones, as groups of channels are neighbours.
+_CHANNELS = 64
 
 
 @dataclass
@@ -37,7 +49,8 @@ class LayerReport:
     share of directions with hardly any variance before the layer, ``disturbance`` the SND at this batch size (batch
     methods), ``drift`` how far the batch's statistics are from the population's, in standard deviations of the latter,
     ``gradient_ratio`` the norm of the input's gradient over the output's, and ``time_share`` and ``memory_share`` the
-    layer's part of the model's forward time and of what is kept for backward.
+    layer's part of the model's forward time and of what is kept for backward. ``spectrum_*`` are the eigenvalues of the
+    features' covariance, from the largest, and ``correlations_*`` the correlation matrix of the first 64 channels.
     """
 
     name: str
@@ -54,6 +67,11 @@ class LayerReport:
     gradient_ratio: float | None
     time_share: float
     memory_share: float
+    spectrum_before: list[float] = field(repr=False)
+    spectrum_after: list[float] = field(repr=False)
+    # One truth value is not to be had of two matrices.
+    correlations_before: Tensor = field(repr=False, compare=False)
+    correlations_after: Tensor = field(repr=False, compare=False)
     advice: list[str] = field(default_factory=list)
 
 
@@ -85,8 +103,23 @@ class Inspection(tuple[LayerReport, ...]):
         return "\n".join(lines + [f"{report.name}: {words}" for report in self for words in report.advice])
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a layer, for a data frame: ``pandas.DataFrame(inspection.to_dicts())``."""
-        return [asdict(report) for report in self]
+        """A row a layer: its numbers and advice."""
+        return [{key: getattr(report, key) for key in (*_COLUMNS, "advice")} for report in self]
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``, a row a layer."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "to_frame needs pandas, which comes with the lab extra. From a checkout: pip install '.[lab]'",
+                name=error.name,
+            ) from error
+        return pandas.DataFrame(self.to_dicts(), columns=[*_COLUMNS, "advice"])
+
+    def to_html(self, title: str = "Norms of a model") -> str:
+        """One page with plots that opens without a network; :func:`html_page` puts several inspections on one."""
+        return html_page({"": self}, title)
 
     def to_json(self) -> str:
         """The rows as JSON; what is infinite becomes null, for which JSON has no number."""
@@ -214,7 +247,7 @@ class _Watch:
     def report(self, layer: nn.Module) -> LayerReport:
         x, y = (_channels_second(layer, tensor) for tensor in (self.inputs[layer], self.outputs[layer]))
         before, after = _sampled(features_of(x)), _sampled(features_of(y))
-        values = spectrum(before)
+        values, values_after = spectrum(before).tolist(), spectrum(after).tolist()
         gradients = self.gradients[layer]
         known = len(gradients) == 2 and gradients["output"] > 0
         result = LayerReport(
@@ -222,16 +255,20 @@ class _Watch:
             kind=type(layer).__name__,
             width=x.shape[1],
             groups=_groups(layer, x.shape[1]),
-            condition_before=condition_number(before),
-            condition_after=condition_number(after),
+            condition_before=condition_of(values),
+            condition_after=condition_of(values_after),
             correlation_before=correlation(before),
             correlation_after=correlation(after),
-            dead=(values < _DEAD * values.mean()).double().mean().item(),
+            dead=sum(value < _DEAD * fmean(values) for value in values) / len(values),
             disturbance=_disturbance(layer, before, x.numel() // x.shape[1]),
             drift=_drift(layer, before),
             gradient_ratio=gradients["input"] / gradients["output"] if known else None,
             time_share=self.seconds.get(layer, 0.0) / max(self.total, 1e-12),
             memory_share=self.saved.get(layer, 0) / max(sum(self.saved.values()), 1),
+            spectrum_before=values,
+            spectrum_after=values_after,
+            correlations_before=correlations(before[:, :_CHANNELS]).float().cpu(),
+            correlations_after=correlations(after[:, :_CHANNELS]).float().cpu(),
         )
         result.advice += _advice(layer, x, result)
         return result

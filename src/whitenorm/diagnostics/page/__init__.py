@@ -1,0 +1,5 @@
+"""Inspections as one page of HTML that opens without a network."""
+
+from whitenorm.diagnostics.page.document import html_page
+
+__all__ = ["html_page"]

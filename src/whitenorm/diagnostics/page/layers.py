@@ -1,0 +1,87 @@
+"""The body of the page: each norm's spectra and correlations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING
+
+from whitenorm.diagnostics.page.heat import heat_map
+from whitenorm.diagnostics.page.plots import LogAxis, above_rounding, log_axis, spectra
+from whitenorm.diagnostics.page.text import number, title_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from whitenorm.diagnostics.inspection import Inspection, LayerReport
+
+# Layers that are open at first.
+_OPEN = 2
+
+
+def layers(runs: Mapping[str, Inspection], names: list[str]) -> str:
+    """A foldable part a norm, with the runs beside each other on one scale."""
+    found = {label: {r.name: r for r in reports} for label, reports in runs.items()}
+    parts = []
+    for index, name in enumerate(names, 1):
+        here = {label: reports[name] for label, reports in found.items() if name in reports}
+        axis = log_axis(
+            v for r in here.values() for s in (r.spectrum_before, r.spectrum_after) for v in above_rounding(s).values()
+        )
+        blocks = "".join(_block(label if len(runs) > 1 else "", report, axis) for label, report in here.items())
+        # A link to the part inside opens the closed one around it.
+        parts.append(
+            f'<details class="layer"{" open" if index <= _OPEN else ""}><summary><span class="index">{index}</span> '
+            f"<b>{title_of(name)}</b> {_summary(here)}</summary>"
+            f'<div class="blocks" id="layer-{index}">{blocks}</div></details>'
+        )
+    return "".join(parts)
+
+
+def _summary(here: Mapping[str, LayerReport]) -> str:
+    changes = "; ".join(
+        f"{escape(r.kind)} κ {number(r.condition_before)} → {number(r.condition_after)}" for r in here.values()
+    )
+    flag = ' <span class="flag">advice</span>' if any(r.advice for r in here.values()) else ""
+    return f'<span class="change">{changes}</span>{flag}'
+
+
+def _block(label: str, report: LayerReport, axis: LogAxis) -> str:
+    name = report.name or "the model"
+    run = f", {label}" if label else ""
+    heading = f"{escape(label)}: {escape(report.kind)}" if label else escape(report.kind)
+    words = "".join(f"<li>{escape(words)}</li>" for words in report.advice)
+    return (
+        f"<section><h3>{heading}</h3>"
+        + (f'<ul class="advice">{words}</ul>' if words else "")
+        + f"<figure>{spectra(report, axis, f'Eigenvalues of input and output of {name}{run}, log scale')}<figcaption>"
+        f'<span class="key input">input</span> <span class="key output">output</span> Eigenvalues of the covariance, '
+        f'from the largest.{_not_drawn(report)}</figcaption></figure><figure><div class="heats">'
+        + _heat(report.correlations_before, report.correlation_before, "Input", f"{name}{run}")
+        + _heat(report.correlations_after, report.correlation_after, "Output", f"{name}{run}")
+        + '</div><figcaption><span class="ramp"><span>−1</span><i></i><span>1</span></span> Correlations of '
+        f"{_which(report)}.</figcaption></figure></section>"
+    )
+
+
+def _heat(matrix: Tensor, mean: float, side: str, name: str) -> str:
+    alt = f"Correlations of the {side.lower()} of {name}: mean absolute correlation {number(mean)}"
+    return f'<div><img src="{heat_map(matrix)}" alt="{escape(alt)}"><span>{side}, mean |r| {number(mean)}</span></div>'
+
+
+def _not_drawn(report: LayerReport) -> str:
+    words = ""
+    for side, values in (("input", report.spectrum_before), ("output", report.spectrum_after)):
+        broken = sum(not math.isfinite(value) for value in values)
+        zeros = len(values) - len(above_rounding(values)) - broken
+        if zeros:
+            words += f" {zeros} of {len(values)} of the {side} are zero to float64's precision, and not drawn."
+        if broken:
+            words += f" {broken} of {len(values)} of the {side} are not finite."
+    return words
+
+
+def _which(report: LayerReport) -> str:
+    shown = len(report.correlations_before)
+    return f"all {shown} channels" if shown == report.width else f"the first {shown} of {report.width} channels"
