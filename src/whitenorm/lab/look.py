@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas  # type: ignore[import-untyped]
 import torch
 import tyro
 from rich.console import Console
 from torch import nn
 
-from whitenorm.diagnostics import Inspection, inspect
+from whitenorm.diagnostics import Inspection, html_page, inspect
 from whitenorm.models import convert_
 
 
@@ -33,6 +34,10 @@ class Inspect:
     """A file of torch.save with the input batch."""
     json: Path | None = None
     """Write all numbers here."""
+    csv: Path | None = None
+    """Write them here as a table for spreadsheets and data frames."""
+    html: Path | None = None
+    """Write a page with plots here, which any browser opens without a network."""
     seed: int = 0
     """For the random numbers and the model's weights."""
 
@@ -43,16 +48,26 @@ def run(options: Inspect) -> dict[str, Inspection]:
     torch.manual_seed(options.seed)
     model = load(options.model)
     batch = torch.load(options.data, weights_only=True) if options.data else torch.randn(options.shape)
+    titles = {"before": options.model, "after": f"with {options.layer} at {options.where}"}
     reports = {"before": inspect(model.train(), batch)}
-    _show(console, options.model, reports["before"])
+    _show(console, titles["before"], reports["before"])
     if options.layer is not None:
         model = convert_(model, options.layer, options.where)
         reports["after"] = inspect(model, batch)
-        _show(console, f"with {options.layer} at {options.where}", reports["after"])
+        _show(console, titles["after"], reports["after"])
     if options.json is not None:
         parts = ",\n".join(f'"{name}": {report.to_json()}' for name, report in reports.items())
         options.json.write_text(f"{{{parts}}}\n")
         console.print(f"Numbers: {options.json}")
+    if options.csv is not None:
+        pandas.concat({name: report.to_frame() for name, report in reports.items()}, names=["model", "layer"]).to_csv(
+            options.csv
+        )
+        console.print(f"Table: {options.csv}")
+    if options.html is not None:
+        page = html_page({titles[name]: report for name, report in reports.items()}, title=options.model)
+        options.html.write_text(page, encoding="utf-8")
+        console.print(f"Page: {options.html}")
     return reports
 
 
