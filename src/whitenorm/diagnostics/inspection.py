@@ -259,7 +259,7 @@ class _Watch:
             condition_after=condition_of(values_after),
             correlation_before=correlation(before),
             correlation_after=correlation(after),
-            dead=sum(value < _DEAD * fmean(values) for value in values) / len(values),
+            dead=_dead(values),
             disturbance=_disturbance(layer, before, x.numel() // x.shape[1]),
             drift=_drift(layer, before),
             gradient_ratio=gradients["input"] / gradients["output"] if known else None,
@@ -272,6 +272,11 @@ class _Watch:
         )
         result.advice += _advice(layer, x, result)
         return result
+
+
+def _dead(values: list[float]) -> float:
+    least = _DEAD * fmean(values)
+    return sum(value < least for value in values) / len(values)
 
 
 def _advice(layer: nn.Module, x: Tensor, report: LayerReport) -> list[str]:
