@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas  # type: ignore[import-untyped]
+import pandas
 import torch
 import tyro
 from rich.console import Console
