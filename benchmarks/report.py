@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks import published
 from benchmarks.layers import LARGE
+from whitenorm.lab.marked import write_between
 
 START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchmark -->"
 
@@ -188,7 +189,4 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def update_readme(readme: Path, text: str) -> None:
     """Put the text between the README's marks."""
-    content = readme.read_text()
-    before, rest = content.split(START)
-    _, after = rest.split(END)
-    readme.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+    write_between(readme, START, END, text)

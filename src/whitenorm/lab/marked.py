@@ -1,0 +1,20 @@
+"""Text in a file that a command writes again and again, between two marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_between(path: Path, start: str, end: str, text: str) -> None:
+    """Put the text between the marks, whole or not at all."""
+    content = path.read_text(encoding="utf-8")
+    before, found_start, rest = content.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        raise ValueError(f"expected the lines {start} and {end} in {path} (got not both); put them where the text goes")
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
