@@ -69,7 +69,9 @@ def html_page(inspections: Mapping[str, Inspection], title: str = "Norms of a mo
         raise ValueError(f"expected at least one inspection with a layer (got {len(inspections)} without)")
     # In the order they run; each name once.
     names = list(dict.fromkeys(report.name for reports in inspections.values() for report in reports))
-    style = files("whitenorm.diagnostics.page").joinpath("style.css").read_text(encoding="utf-8")
+    # base.css is what all pages share, those of the lab too.
+    sheets = [files("whitenorm.diagnostics.page") / name for name in ("base.css", "style.css")]
+    style = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
     return _PAGE.format(
         title=escape(title),
         style=f"{style}.ramp i {{ background: {gradient()}; }}",
