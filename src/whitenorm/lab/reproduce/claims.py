@@ -1,0 +1,54 @@
+"""The README's table of claims."""
+
+from __future__ import annotations
+
+import re
+
+from whitenorm.lab.reproduce.outcomes import VERDICTS, Outcome, commit, duration, hardware, summary, tally
+
+START, END = "<!-- claims: written by whitenorm report -->", "<!-- end of claims -->"
+
+
+def markdown(outcomes: list[Outcome], scale: str) -> str:
+    """How many claims held, by experiment, and what is known of those that did not."""
+    contents = [outcome.content for outcome in outcomes if outcome.content is not None]
+    machines = "; ".join(dict.fromkeys(f"{hardware(content)}, commit {commit(content)}" for content in contents))
+    lines = [
+        f"**{summary(outcomes)}**",
+        "",
+        f"At {scale} scale, {duration(sum(content['seconds'] for content in contents))} in all, on {_plain(machines)}.",
+        "",
+        f"| paper | experiment | {' | '.join(VERDICTS)} | time |",
+        f"| --- | --- |{' ---: |' * (len(VERDICTS) + 1)}",
+        *map(_row, outcomes),
+        "",
+        *_failures(outcomes),
+    ]
+    return "\n".join(lines)
+
+
+def _row(outcome: Outcome) -> str:
+    experiment = outcome.experiment
+    if outcome.content is None:
+        cells = [*["–"] * len(VERDICTS), "not run"]
+    else:
+        cells = [*map(str, tally([outcome]).values()), duration(outcome.content["seconds"])]
+    what = f"`{experiment.id}`: {_plain(experiment.title)}"
+    return f"| {_plain(f'{experiment.paper} {experiment.where}')} | {what} | {' | '.join(cells)} |"
+
+
+def _failures(outcomes: list[Outcome]) -> list[str]:
+    lines = [
+        f"- {_plain(f'{outcome.experiment.paper} {outcome.experiment.where}')}, `{outcome.experiment.id}`: "
+        f"**{_plain(claim['claim'])}.** Paper: {_plain(claim['paper'])}. Here: {_plain(claim['ours'])}"
+        + (f" ({_plain(claim['why'])})." if claim["why"] else ".")
+        for outcome in outcomes
+        for claim in outcome.claims
+        if claim["verdict"] == "not held"
+    ]
+    return ["Not held:", "", *lines] if lines else ["No claim was found not to hold."]
+
+
+def _plain(text: str) -> str:
+    """As itself on one line: nothing in it means anything to Markdown."""
+    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,43 @@
+"""``whitenorm report``: the results of all experiments as a site, and as the README's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from whitenorm.lab.marked import write_between
+from whitenorm.lab.reproduce import claims
+from whitenorm.lab.reproduce.outcomes import gather, summary
+from whitenorm.lab.reproduce.site import write_site
+
+
+@dataclass
+class Report:
+    """Gather all results into one static HTML site: a page per paper, with figures, claims and verdicts.
+
+    The folder holds all it needs: it opens without a network and without scripts.
+    """
+
+    results: Path = Path("results")
+    """The folder that whitenorm reproduce wrote to."""
+    out: Path = Path("site")
+    """The folder for the site; pages of an earlier one are replaced."""
+    scale: Literal["smoke", "default", "paper"] = "default"
+    """Which runs."""
+    readme: Path | None = None
+    """Also write the table of claims between the marks of this Markdown file."""
+
+
+def run(options: Report) -> None:
+    """Write the site, and the README's table when asked."""
+    console = Console()
+    outcomes = gather(options.results, options.scale)
+    write_site(outcomes, options.scale, options.out)
+    console.print(summary(outcomes))
+    console.print(f"Site: {options.out / 'index.html'}")
+    if options.readme is not None:
+        write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
+        console.print(f"Table of claims: {options.readme}")
