@@ -46,10 +46,11 @@ def reproduce(
         "machine": machine(),
         "claims": [judged(claim, runs, scale) for claim in experiment.claims],
     }
-    store.write(content, runs)
+    # The picture first: were it to fail, the runs are still there to go on from.
     figure = experiment.draw(runs)
     figure.savefig(store.picture, dpi=110, metadata={"Software": None})
     plt.close(figure)
+    store.write(content, runs)
     return {**content, "runs": runs}
 
 
