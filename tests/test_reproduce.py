@@ -167,6 +167,7 @@ def test_command(tmp_path, capsys):
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "not run" in printed
+    assert "not here yet" in printed
     with pytest.raises(SystemExit):
         main(["reproduce", "no-such"])
     assert "expected experiments of" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from whitenorm.lab.experiments import EXPERIMENTS
+from whitenorm.lab.experiments import EXPERIMENTS, MISSING
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
 from whitenorm.lab.reproduce.results import Run, Store
 from whitenorm.lab.reproduce.runner import reproduce
@@ -91,6 +91,8 @@ def table(folder: Path) -> Table:
             ", ".join(experiment.data) or "none",
             _last_run(folder, experiment.id),
         )
+    for name, (paper, where, title) in MISSING.items():
+        view.add_row(name, f"{paper} {where}", title, "–", "–", "not here yet")
     return view
 
 
