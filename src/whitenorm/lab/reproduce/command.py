@@ -80,7 +80,8 @@ def _with_progress(experiment: Experiment, options: Reproduce, console: Console)
 def table(folder: Path) -> Table:
     """Every experiment, with how its last run ended."""
     view = Table(title="Experiments of the papers")
-    for heading in ("id", "paper", "what", "cost", "data", "last run"):
+    view.add_column("id", no_wrap=True)
+    for heading in ("paper", "what", "cost", "data", "last run"):
         view.add_column(heading, overflow="fold")
     for experiment in EXPERIMENTS.values():
         view.add_row(
