@@ -15,15 +15,11 @@ from torch import Tensor, nn
 from whitenorm.lab.training import schedules
 from whitenorm.lab.training.batches import Batch, crop_and_flip
 from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.outcome import Epoch
+from whitenorm.lab.training.outcome import Diverged, Epoch
 from whitenorm.lab.training.scores import Scores
 
 # On a GPU, looking at the loss waits for it.
 _LOOK_EVERY = 50
-
-
-class Diverged(FloatingPointError):
-    """The loss is NaN or infinite."""
 
 
 class Classifier(lightning.LightningModule):

@@ -6,6 +6,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+class Diverged(FloatingPointError):
+    """The loss is NaN or infinite; ``outcome`` has the epochs before."""
+
+    outcome: Outcome
+
+
 @dataclass
 class Epoch:
     """Numbers of one epoch: the training ones over its steps, the test ones after it, where it was tested."""

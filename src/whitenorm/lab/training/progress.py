@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -20,9 +21,9 @@ def progress(config: Train) -> list[Callback]:
     return [*bar, Lines()]
 
 
-def say(config: Train, rank: int, line: str) -> None:
-    """A line for the user."""
-    if config.progress and rank == 0:
+def say(config: Train, line: str) -> None:
+    """A line for the user, from the first process."""
+    if config.progress and os.environ.get("RANK", "0") == "0":
         print(line, flush=True)
 
 

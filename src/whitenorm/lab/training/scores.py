@@ -51,7 +51,7 @@ class Scores(torchmetrics.Metric):
 
     def sums(self) -> dict[str, Tensor]:
         """The sums as they stand, over all processes."""
-        with self.sync_context(should_sync=torchmetrics.utilities.distributed.distributed_available()):
+        with self.sync_context():
             return {name: getattr(self, name).clone() for name in _NAMES}
 
     def load(self, sums: dict[str, Tensor]) -> None:

@@ -21,8 +21,8 @@ from whitenorm.lab.data import Dataset
 from whitenorm.lab.training.checkpoints import Checkpoints, WholeFiles, newest_whole, write
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.folder import RunFolder
-from whitenorm.lab.training.module import Classifier, Diverged
-from whitenorm.lab.training.outcome import Outcome
+from whitenorm.lab.training.module import Classifier
+from whitenorm.lab.training.outcome import Diverged, Outcome
 from whitenorm.lab.training.progress import progress, say
 from whitenorm.lab.training.sources import Source, source
 from whitenorm.layers.base import PopulationWhitening
@@ -61,13 +61,13 @@ def fit(
         folder.claim(config, writes=rank == 0)
         done = folder.outcome()
         if done is not None:
-            say(config, rank, f"{folder.path} is done; its numbers are in outcome.json.")
+            say(config, f"{folder.path} is done; its numbers are in outcome.json.")
             return done
         checkpoint, unreadable = newest_whole(folder.checkpoints)
         for line in unreadable:
-            say(config, rank, line)
+            say(config, line)
         if checkpoint is not None:
-            say(config, rank, f"Going on from {checkpoint}.")
+            say(config, f"Going on from {checkpoint}.")
 
     torch.manual_seed(config.seed)
     batches = source(config, dataset, lambda: trainer.global_step, rank, world)
