@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from whitenorm.models import convert_
-from whitenorm.models.replace import replace_
 from whitenorm.models.layers import NAMES as WHITENING
 from whitenorm.models.layers import LayerLike, fit, named
 from whitenorm.models.norms import find_norms
 from whitenorm.models.recipes import Where, plan
+from whitenorm.models.replace import replace_
 
 NAMES = ("bn", "gn", "ln", "in", "none", *WHITENING)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.outcome import Diverged, Epoch, Outcome
+from whitenorm.lab.training.outcome import DivergenceError, Epoch, Outcome
 
 if TYPE_CHECKING:
     from whitenorm.lab.training.run import fit
 
-__all__ = ["Diverged", "Epoch", "Outcome", "Train", "fit"]
+__all__ = ["DivergenceError", "Epoch", "Outcome", "Train", "fit"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from whitenorm.lab.training import schedules
 from whitenorm.lab.training.batches import Batch, crop_and_flip
 from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.outcome import Diverged, Epoch
+from whitenorm.lab.training.outcome import DivergenceError, Epoch
 from whitenorm.lab.training.scores import Scores
+from whitenorm.lab.training.sync import synchronise_
 
 # On a GPU, looking at the loss waits for it.
 _LOOK_EVERY = 50
@@ -48,6 +49,10 @@ class Classifier(lightning.LightningModule):
             images = crop_and_flip(images, batch.draws)
         return Batch(images, batch.labels)
 
+    def setup(self, stage: str) -> None:
+        if self.config.sync and stage == "fit":
+            synchronise_(self.model, self.device)
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels, _ = batch
         smoothing = self.config.label_smoothing
@@ -78,7 +83,7 @@ class Classifier(lightning.LightningModule):
         loss = self.train_scores.loss
         if not math.isfinite(loss):
             lr = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
-            raise Diverged(
+            raise DivergenceError(
                 f"the loss is {float(loss)} at step {self.global_step + 1}, with learning rate {lr:g}; use a lower "
                 "learning rate, a warm-up, or a larger eps of the norm. The last checkpoint before is whole"
             )
@@ -133,7 +138,10 @@ class Classifier(lightning.LightningModule):
         if self._tested:
             self.record_test(epoch)
         self.history.append(epoch)
-        self.log_dict({name: float(value) for name, value in asdict(epoch).items() if value is not None})
+        numbers = {name: float(value) for name, value in asdict(epoch).items() if value is not None}
+        for logger in self.loggers:
+            logger.log_metrics(numbers, self.global_step)
+            logger.save()
 
     images_per_step = 0
 

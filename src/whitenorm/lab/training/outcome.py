@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-class Diverged(FloatingPointError):
+class DivergenceError(FloatingPointError):
     """The loss is NaN or infinite; ``outcome`` has the epochs before."""
 
     outcome: Outcome

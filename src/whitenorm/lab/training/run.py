@@ -15,17 +15,15 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 
-import whitenorm
 from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset
 from whitenorm.lab.training.checkpoints import Checkpoints, WholeFiles, newest_whole, write
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.module import Classifier
-from whitenorm.lab.training.outcome import Diverged, Outcome
+from whitenorm.lab.training.outcome import DivergenceError, Outcome
 from whitenorm.lab.training.progress import progress, say
 from whitenorm.lab.training.sources import Source, source
-from whitenorm.layers.base import PopulationWhitening
 
 
 def fit(
@@ -46,7 +44,7 @@ def fit(
         callbacks: lightning's, to watch training with.
 
     Raises:
-        Diverged: the loss is NaN or infinite; its ``outcome`` has the epochs before.
+        DivergenceError: the loss is NaN or infinite; its ``outcome`` has the epochs before.
 
     Example::
 
@@ -93,7 +91,7 @@ def fit(
             if len(batches.test) and module.history[-1].test_accuracy is None:
                 trainer.validate(module, batches.test, verbose=False)
                 module.record_test(module.history[-1])
-        except Diverged as error:
+        except DivergenceError as error:
             outcome.epochs = module.history
             error.outcome = outcome
             raise
