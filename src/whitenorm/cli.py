@@ -16,6 +16,7 @@ def main(args: list[str] | None = None) -> int:
 
         from whitenorm.lab import demo, look
         from whitenorm.lab.reproduce import command as reproduce
+        from whitenorm.lab.training import command as train
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "whitenorm":
             raise
@@ -26,11 +27,17 @@ def main(args: list[str] | None = None) -> int:
         )
         return 1
 
-    commands: dict[str, Any] = {"demo": demo.Demo, "inspect": look.Inspect, "reproduce": reproduce.Reproduce}
+    commands: dict[str, Any] = {
+        "demo": demo.Demo,
+        "inspect": look.Inspect,
+        "reproduce": reproduce.Reproduce,
+        "train": train.CHOICE,
+    }
     runs: dict[type, Callable[[Any], object]] = {
         demo.Demo: demo.run,
         look.Inspect: look.run,
         reproduce.Reproduce: reproduce.run,
+        **dict.fromkeys(train.COMMANDS.values(), train.run),
     }
     bench = _benchmarks()
     if bench is not None:
@@ -44,7 +51,7 @@ def main(args: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, FloatingPointError) as error:
         print(f"whitenorm: {error}", file=sys.stderr)
         return 1
     return 0
