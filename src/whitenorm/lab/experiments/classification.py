@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
@@ -21,12 +20,14 @@ from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Setti
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
-from whitenorm.lab.training import Diverged, Outcome, Train, fit
+from whitenorm.lab.training import DivergenceError, Outcome, Train
 
 Panels = Mapping[str, Mapping[str, Train]]
 
 
-def variants(base: Train, cases: Mapping[str, Settings], norms: Mapping[str, Settings]) -> dict[str, dict[str, Train]]:
+def variants(
+    base: Train, cases: Mapping[str, Mapping[str, Any]], norms: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Train]]:
     """Every case with every norm, as changes of one configuration: a panel a case."""
     return {
         case: {
@@ -91,7 +92,7 @@ def entry(
 def smaller(config: Train, changes: Settings) -> Train:
     """A configuration with fewer epochs and other changes.
 
-    ``nets`` names other nets for those of the paper; ``group_share`` is what is left of a group where nets are narrower.
+    ``nets`` names other nets for those of the paper; ``group_share`` is what is left of a group in narrower nets.
 
     Example::
 
@@ -118,6 +119,11 @@ def _changed(config: Train) -> Settings:
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Errors and losses by epoch; those of a run that diverged are infinite from there on."""
+    # Lightning takes seconds to import, which a list of experiments need not wait for.
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from whitenorm.lab.training.run import fit
+
     fields = {name: value for name, value in settings.items() if name != "variant"}
     fields["milestones"] = tuple(fields.get("milestones", ()))
     config = Train(**fields, seed=context.seed, root=context.data_root, folder=context.folder, progress=False)
@@ -126,9 +132,12 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         config = dataclasses.replace(config, data=f"imagefolder:{_folder(config, context)}")
     else:
         dataset = context.load(config.data)
+    watch = LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: context.progress((trainer.current_epoch + 1) / config.epochs)
+    )
     try:
-        outcome = fit(config, dataset=dataset, callbacks=[_Progress(context.progress, config.epochs)])
-    except Diverged as error:
+        outcome = fit(config, dataset=dataset, callbacks=[watch])
+    except DivergenceError as error:
         outcome = error.outcome
     return _values(outcome, config.epochs)
 
@@ -150,14 +159,6 @@ def _values(outcome: Outcome, epochs: int) -> dict[str, Any]:
         "test_error": [100 * (1 - accuracy) for accuracy in tests] + rest,
         "images_per_second": max((epoch.images_per_second for epoch in outcome.epochs), default=0.0),
     }
-
-
-class _Progress(Callback):
-    def __init__(self, told: Callable[[float], None], epochs: int) -> None:
-        self.told, self.epochs = told, epochs
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.told((trainer.current_epoch + 1) / self.epochs)
 
 
 def _curves(results: Results, panels: Mapping[str, list[str]]) -> Figure:

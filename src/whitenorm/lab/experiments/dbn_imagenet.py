@@ -24,7 +24,7 @@ EXPERIMENT = entry(
         for depth, (bn, dbn) in _PRINTED.items()
     ),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
-    smoke={"cases": ["Res-18"], "image_size": 32, "epochs": 1, "batch_size": 8, "workers": 0},
+    smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
     seeds=1,
     paper="DBN",
     where="table 3",

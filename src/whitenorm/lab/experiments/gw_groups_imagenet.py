@@ -12,6 +12,8 @@ from whitenorm.lab.training.presets.gw import GwImagenet
 
 _GROUPS = (8, 16, 32, 64, 128)
 
+_SMALL = {"resnet50": "resnet18"}
+
 EXPERIMENT = entry(
     "gw-groups-imagenet",
     variants(
@@ -25,7 +27,7 @@ EXPERIMENT = entry(
         for which in ("train_error", "test_error")
     ),
     reduced={"cases": ["g = 8", "g = 32"], "image_size": 64, "epochs": 5},
-    smoke={"cases": ["g = 8"], "image_size": 32, "epochs": 1, "batch_size": 8, "workers": 0},
+    smoke={"cases": ["g = 8"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0, "nets": _SMALL},
     seeds=1,
     paper="GW",
     where="fig. 6",

@@ -34,6 +34,8 @@ _PANELS = {
     **variants(GwImagenet(), {net: {"net": net} for net in _LARGER}, {**_BN, "GW S1-B2": {}}),
 }
 
+_SMALL = {"resnet50": "resnet18"}
+
 EXPERIMENT = entry(
     "gw-imagenet",
     _PANELS,
@@ -52,7 +54,7 @@ EXPERIMENT = entry(
         ),
     ),
     reduced={"cases": ["ResNet-50"], "image_size": 64, "epochs": 5},
-    smoke={"cases": ["ResNet-50"], "image_size": 32, "epochs": 1, "batch_size": 8, "workers": 0},
+    smoke={"cases": ["ResNet-50"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0, "nets": _SMALL},
     seeds=1,
     paper="GW",
     where="tables 2 and 3",

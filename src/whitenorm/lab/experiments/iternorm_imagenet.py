@@ -38,7 +38,7 @@ EXPERIMENT = entry(
         if name != "BN"
     ),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
-    smoke={"cases": ["Res-18"], "image_size": 32, "epochs": 1, "batch_size": 8, "workers": 0},
+    smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
     seeds=1,
     paper="IterNorm",
     where="tables 2 and 3",

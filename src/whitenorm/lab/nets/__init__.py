@@ -48,7 +48,7 @@ def build(
         where: a recipe's name (see :mod:`whitenorm.recipes`) or a filter.
         shape: of an image, ``(C, H, W)``.
         activation: ``"relu"``, ``"elu"`` or ``"tanh"``.
-        width: of S-plain (48), the CNN (16) and the ResNets' first stage (16).
+        width: of S-plain (48), the CNN (16), and the first layers of VGG (64) and the ResNets (16).
         dropout: in the blocks of a wide residual net.
         norm_last: the norm after the activation, in VGG nets.
         norm_options: such as ``{"group_size": 16, "affine": False}``.

@@ -19,6 +19,7 @@ def vgg(
     shape: tuple[int, int, int],
     *,
     plan: Sequence[int],
+    width: int = 64,
     activation: Activation = nn.ReLU,
     norm_last: bool = False,
     bias: bool = False,
@@ -29,6 +30,7 @@ def vgg(
         classes: of the classifier.
         shape: of an image, ``(C, H, W)``.
         plan: :data:`VGG_A` (DBN, fig. 5) or :data:`VGG_16CONV` (IterNorm, fig. 6 and 7).
+        width: of the first convolution; the others keep their ratio to it.
         activation: ``nn.ELU`` for DBN's fig. 5c.
         norm_last: the norm after the activation (DBN, fig. 5d).
         bias: of the convolutions, where no norm follows that has one.
@@ -40,11 +42,12 @@ def vgg(
     """
     layers: list[nn.Module] = []
     inputs = shape[0]
-    for width in plan:
-        if width == 0:
+    for channels in plan:
+        if channels == 0:
             layers.append(nn.MaxPool2d(2))
             continue
-        pair = [nn.BatchNorm2d(width), activation()]
-        layers += [conv(inputs, width, bias=bias), *(reversed(pair) if norm_last else pair)]
-        inputs = width
+        outputs = channels * width // 64
+        pair = [nn.BatchNorm2d(outputs), activation()]
+        layers += [conv(inputs, outputs, bias=bias), *(reversed(pair) if norm_last else pair)]
+        inputs = outputs
     return initialise_(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)))  # type: ignore[return-value]

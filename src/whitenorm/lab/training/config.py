@@ -17,7 +17,7 @@ class Train:
     net: str = "resnet20"
     """mlp-128-64 (hidden widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, or a torchvision name."""
     width: int | None = None
-    """Channels of s-plain (48), cnn (16) and the first stage of resnet (16)."""
+    """Channels of s-plain (48), cnn (16), and of the first layers of vgg (64) and resnet (16)."""
     activation: str = "relu"
     """relu, elu or tanh."""
     norm_last: bool = False
