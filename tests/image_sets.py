@@ -4,6 +4,7 @@ import pickle
 import struct
 
 import numpy as np
+from PIL import Image
 from scipy.io import savemat
 
 SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (136, 0)}
@@ -46,4 +47,11 @@ def write_root(root):
     faces, people = images(SIZES["pie"][0], 68, (32, 32), seed=2)
     (root / "pie").mkdir()
     np.savez(root / "pie" / "pie_32x32.npz", X=faces, y=people)
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            folder = root / "imagenet" / split / label
+            folder.mkdir(parents=True)
+            pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
+            for i, image in enumerate(pixels):
+                Image.fromarray(image).save(folder / f"{i}.png")
     return root

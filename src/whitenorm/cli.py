@@ -17,6 +17,7 @@ def main(args: list[str] | None = None) -> int:
         from whitenorm.lab import demo, look
         from whitenorm.lab.reproduce import command as reproduce
         from whitenorm.lab.reproduce import report
+        from whitenorm.lab.training import command as train
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "whitenorm":
             raise
@@ -32,12 +33,14 @@ def main(args: list[str] | None = None) -> int:
         "inspect": look.Inspect,
         "reproduce": reproduce.Reproduce,
         "report": report.Report,
+        "train": train.CHOICE,
     }
     runs: dict[type, Callable[[Any], object]] = {
         demo.Demo: demo.run,
         look.Inspect: look.run,
         reproduce.Reproduce: reproduce.run,
         report.Report: report.run,
+        **dict.fromkeys(train.COMMANDS.values(), train.run),
     }
     bench = _benchmarks()
     if bench is not None:
@@ -51,7 +54,7 @@ def main(args: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, FloatingPointError) as error:
         print(f"whitenorm: {error}", file=sys.stderr)
         return 1
     return 0

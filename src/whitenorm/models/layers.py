@@ -27,18 +27,19 @@ LayerLike = str | Callable[[int], nn.Module]
 
 # From a width to a layer. Group sizes are the papers': 64 for IterNorm, BW_Σ and GW, 16 for DBN, SW and IW.
 _LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "iternorm": lambda width, **options: IterNorm(width, fit(width, 64), **options),
-    "dbn": lambda width, **options: DecorrelatedBatchNorm(width, fit(width, 16), **options),
-    "bw-sigma": lambda width, **options: BatchWhitening(
-        width, fit(width, 64), "zca", population="covariance", **options
+    "iternorm": lambda width, group_size=64, **options: IterNorm(width, fit(width, group_size), **options),
+    "dbn": lambda width, group_size=16, **options: DecorrelatedBatchNorm(width, fit(width, group_size), **options),
+    "bw-sigma": lambda width, group_size=64, solver="zca", **options: BatchWhitening(
+        width, fit(width, group_size), solver, population="covariance", **options
     ),
-    "sw": lambda width, **options: SwitchableWhitening(width, fit(width, 16), **options),
-    "sw5": lambda width, **options: SwitchableWhitening(
-        width, fit(width, 16), ("bw", "iw", "bn", "in", "ln"), **options
+    "sw": lambda width, group_size=16, **options: SwitchableWhitening(width, fit(width, group_size), **options),
+    "sw5": lambda width, group_size=16, **options: SwitchableWhitening(
+        width, fit(width, group_size), ("bw", "iw", "bn", "in", "ln"), **options
     ),
-    "gw": lambda width, **options: GroupWhitening(fit(width, 64), width, **options),
-    "iw": lambda width, **options: InstanceWhitening(width, fit(width, 16), **options),
+    "gw": lambda width, num_groups=64, **options: GroupWhitening(fit(width, num_groups), width, **options),
+    "iw": lambda width, group_size=16, **options: InstanceWhitening(width, fit(width, group_size), **options),
 }
+NAMES = tuple(_LAYERS)
 _POPULATION = ("iternorm", "dbn", "bw-sigma", "sw", "sw5")
 
 
@@ -51,6 +52,18 @@ def fit(width: int, wish: int) -> int:
         (48, 24, 10)
     """
     return max(divisor for divisor in divisors(width) if divisor <= wish)
+
+
+def named(name: str, width: int, **options: Any) -> nn.Module:
+    """A layer by its name in :func:`whitenorm.convert_`, with options of its own, and a group size that fits.
+
+    Example::
+
+        >>> named("iternorm", 96, group_size=64, steps=3).group_size
+        48
+    """
+    check_layer(name)
+    return _LAYERS[name](width, **options)
 
 
 def check_layer(layer: LayerLike) -> None:

@@ -1,1 +1,115 @@
-"""The papers' networks."""
+"""The nets of the papers, with any norm at any place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from whitenorm.lab.nets import plain, vgg
+from whitenorm.lab.nets.mlp import mlp
+from whitenorm.lab.nets.norms import NAMES as NORMS
+from whitenorm.lab.nets.norms import place_
+from whitenorm.lab.nets.resnet import ResNet
+from whitenorm.lab.nets.wrn import WideResNet
+from whitenorm.models.layers import LayerLike
+from whitenorm.models.recipes import Where
+
+__all__ = ["ACTIVATIONS", "NETS", "NORMS", "build", "place_"]
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
+NETS = ("mlp-100-100", "vgg-a", "vgg-16conv", "s-plain-20", "cnn-4", "resnet20", "wrn-28-10", "a torchvision name")
+
+
+def build(
+    name: str,
+    classes: int,
+    norm: LayerLike = "bn",
+    where: Where = "all",
+    *,
+    shape: tuple[int, int, int] = (3, 32, 32),
+    activation: str = "relu",
+    width: int | None = None,
+    dropout: float = 0.0,
+    norm_last: bool = False,
+    norm_options: dict[str, Any] | None = None,
+) -> nn.Module:
+    """A net by name, with a norm at the places that a recipe names and BatchNorm elsewhere.
+
+    Args:
+        name: ``"mlp-128-64"`` with its hidden widths (``"mlp"`` is a linear classifier), ``"vgg-a"``, ``"vgg-16conv"``,
+            ``"s-plain-44"``, ``"cnn-4"``, ``"resnet20"`` and ``"wrn-28-10"`` with their depths, or torchvision's names.
+        classes: of the classifier.
+        norm: a name (see :func:`place_`) or a function from width to norm.
+        where: a recipe's name (see :mod:`whitenorm.recipes`) or a filter.
+        shape: of an image, ``(C, H, W)``.
+        activation: ``"relu"``, ``"elu"`` or ``"tanh"``.
+        width: of S-plain (48), the CNN (16), and the first layers of VGG (64) and the ResNets (16).
+        dropout: in the blocks of a wide residual net.
+        norm_last: the norm after the activation, in VGG nets.
+        norm_options: such as ``{"group_size": 16, "affine": False}``.
+
+    Example::
+
+        >>> net = build("resnet20", 10, "dbn", "l1")
+        >>> type(net.norm).__name__, type(net.blocks[0].norm1).__name__
+        ('DecorrelatedBatchNorm', 'BatchNorm2d')
+        >>> net(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"expected activation to be one of {', '.join(ACTIVATIONS)} (got {activation!r})")
+    maker = _maker(name)
+    options: dict[str, Any] = {"width": width, "dropout": dropout, "norm_last": norm_last, "bias": norm == "none"}
+    options["activation"] = None if activation == "relu" else ACTIVATIONS[activation]
+    model = maker(classes, shape, **_taken(name, maker, options))
+    if norm == "bn" and where == "all" and not norm_options:
+        return model
+    return place_(model, norm, where, **(norm_options or {}))
+
+
+# torchvision's ResNets for large images include depths of 6n + 2 too.
+_PATTERNS: dict[str, Callable[[list[int]], Callable[..., nn.Module]]] = {
+    r"mlp(-\d+)*": lambda numbers: partial(mlp, hidden=numbers),
+    r"vgg-a": lambda numbers: partial(vgg.vgg, plan=vgg.VGG_A),
+    r"vgg-16conv": lambda numbers: partial(vgg.vgg, plan=vgg.VGG_16CONV),
+    r"s-plain-\d+": lambda numbers: partial(plain.s_plain, depth=numbers[0]),
+    r"cnn-\d+": lambda numbers: partial(plain.cnn, depth=numbers[0]),
+    r"resnet(?!18$|34$|50$|101$|152$)\d+": lambda numbers: partial(ResNet, depth=numbers[0]),
+    r"wrn-\d+-\d+": lambda numbers: partial(WideResNet, depth=numbers[0], width=numbers[1]),
+}
+
+
+def _maker(name: str) -> Callable[..., nn.Module]:
+    """The function of a name, with the numbers in the name as arguments."""
+    for pattern, maker in _PATTERNS.items():
+        if re.fullmatch(pattern, name):
+            return maker([int(number) for number in re.findall(r"(?<=-)\d+(?=-|$)|(?<=resnet)\d+", name)])
+    return partial(_torchvision, name=name)
+
+
+def _taken(name: str, maker: Callable[..., nn.Module], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are set, which the net must have; linear layers and torchvision's nets keep their own biases."""
+    known = {**inspect.signature(maker).parameters, "bias": None}
+    left = sorted(key for key, value in options.items() if value and key not in known)
+    if left:
+        raise ValueError(f"expected options that {name!r} has (got {', '.join(left)}); leave them out")
+    own = set(inspect.signature(maker).parameters)
+    return {key: value for key, value in options.items() if value and key in own}
+
+
+def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.Module:
+    from torchvision.models import get_model, list_models
+
+    if name not in list_models():
+        raise ValueError(
+            f"expected a net such as {', '.join(NETS)} (got {name!r}); torchvision's are {', '.join(list_models())}"
+        )
+    if shape[0] != 3:
+        raise ValueError(f"expected images of 3 channels for torchvision's {name} (got {shape[0]}); use another net")
+    model: nn.Module = get_model(name, weights=None, num_classes=classes)
+    return model

@@ -36,6 +36,8 @@ class Context:
     data_root: Path | None = None
     progress: Callable[[float], None] = field(default=lambda share: None)
     """To be called with the share that is done, from 0 to 1."""
+    folder: Path | None = None
+    """For files by which a long run goes on when it is interrupted; gone when the run is done."""
 
     def load(self, name: str) -> data.Dataset:
         """A data set, read once for all runs."""

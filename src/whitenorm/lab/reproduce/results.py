@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,9 +102,14 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
 
+    def folder(self, run: Run) -> Path:
+        """Where a run may keep what it needs to go on."""
+        return self._partial.with_suffix("") / hashlib.sha256(run.key().encode()).hexdigest()[:12]
+
     def forget(self) -> None:
         """Drop the runs of an interrupted call."""
         self._partial.unlink(missing_ok=True)
+        shutil.rmtree(self._partial.with_suffix(""), ignore_errors=True)
 
     def write(self, content: dict[str, Any], runs: Iterable[Run]) -> None:
         """The results, whole or not at all, a line a run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -72,9 +73,11 @@ def _all_runs(
         progress(0.0)
         torch.manual_seed(run.seed)
         start = time.perf_counter()
-        run.values = experiment.run(run.settings, Context(run.seed, data_root, progress))
+        folder = store.folder(run)
+        run.values = experiment.run(run.settings, Context(run.seed, data_root, progress, folder))
         run.seconds = time.perf_counter() - start
         store.add(run)
+        shutil.rmtree(folder, ignore_errors=True)
         watch(number + 1, len(planned), 0.0, run)
     kept = {run.key(): run for run in store.done()}
     return Results(kept[run.key()] for run in planned)

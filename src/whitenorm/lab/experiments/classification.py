@@ -1,0 +1,180 @@
+"""What the entries share that train whole networks: variants of a configuration, curves, and claims about errors.
+
+At paper scale the configurations are the papers' own. At smaller scales nets and sets are smaller and a run has fewer
+epochs; milestones move with them, so that the schedule keeps its form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from whitenorm.lab.data import ROOT_VARIABLE, root_folder
+from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
+from whitenorm.lab.reproduce.plots import finish, spread_line
+from whitenorm.lab.reproduce.results import Results
+from whitenorm.lab.reproduce.verdicts import Judgement, lower
+from whitenorm.lab.training import DivergenceError, Outcome, Train
+
+Panels = Mapping[str, Mapping[str, Train]]
+
+
+def variants(
+    base: Train, cases: Mapping[str, Mapping[str, Any]], norms: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Train]]:
+    """Every case with every norm, as changes of one configuration: a panel a case."""
+    return {
+        case: {
+            f"{norm}, {case}" if case else norm: dataclasses.replace(base, **{**changes, **options})
+            for norm, options in norms.items()
+        }
+        for case, changes in cases.items()
+    }
+
+
+def lower_error(small: str, large: str, paper: str, which: str = "test_error") -> Claim:
+    """That one variant's last error is below another's."""
+
+    def judge(results: Results) -> Judgement:
+        if not {small, large} <= set(results.levels("variant")):
+            return Judgement("not decided", "not run", "not part of this scale")
+        ends = [[curve[-1] for curve in results.values(which, variant=name)] for name in (small, large)]
+        return lower(ends[0], ends[1], (small, large))
+
+    words = which.replace("_", " ")
+    return Claim(f"{small} has a lower {words} than {large}", paper, judge)
+
+
+def entry(
+    id: str,
+    panels: Panels,
+    claims: tuple[Claim, ...],
+    reduced: Settings,
+    smoke: Settings,
+    seeds: int = 3,
+    **facts: Any,
+) -> Experiment:
+    """An experiment whose runs are trainings.
+
+    ``reduced`` and ``smoke`` change every configuration; their ``cases`` says which panels there are at that scale.
+    """
+
+    def plan(scale: Settings) -> list[Settings]:
+        changes = {name: value for name, value in scale.items() if name != "cases"}
+        return [
+            {"variant": name, **_changed(smaller(config, changes))}
+            for case in scale.get("cases", panels)
+            for name, config in panels[case].items()
+        ]
+
+    def draw(results: Results) -> Figure:
+        there = set(results.levels("variant"))
+        return _curves(results, {case: list(panel) for case, panel in panels.items() if there.issuperset(panel)})
+
+    return Experiment(
+        id=id,
+        claims=claims,
+        scales={"smoke": smoke, "default": reduced, "paper": {}},
+        seeds={"smoke": 1, "default": 3, "paper": seeds},
+        plan=plan,
+        run=run,
+        draw=draw,
+        **facts,
+    )
+
+
+def smaller(config: Train, changes: Settings) -> Train:
+    """A configuration with fewer epochs and other changes.
+
+    ``nets`` names other nets for those of the paper; ``group_share`` is what is left of a group in narrower nets.
+
+    Example::
+
+        >>> short = smaller(Train(epochs=160, milestones=(80, 120)), {"epochs": 4})
+        >>> short.epochs, short.milestones
+        (4, (2, 3))
+    """
+    changes = dict(changes)
+    share = changes.get("epochs", config.epochs) / config.epochs
+    images = changes.get("train_images", 50000) / 50000
+    if "group_share" in changes:
+        changes["group_size"] = max(1, round(changes.pop("group_share") * (config.group_size or 1)))
+    changes["net"] = changes.pop("nets", {}).get(config.net, config.net)
+    changes["milestones"] = tuple(sorted({max(1, round(share * epoch)) for epoch in config.milestones}))
+    changes["every"] = max(1, round(share * images * config.every))
+    return dataclasses.replace(config, **changes)
+
+
+def _changed(config: Train) -> Settings:
+    """The fields that are not at their default, as JSON has them."""
+    plain = Train().to_dict()
+    return {name: value for name, value in config.to_dict().items() if value != plain[name]}
+
+
+def run(settings: Settings, context: Context) -> dict[str, Any]:
+    """Errors and losses by epoch; those of a run that diverged are infinite from there on."""
+    # Lightning takes seconds to import, which a list of experiments need not wait for.
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from whitenorm.lab.training.run import fit
+
+    fields = {name: value for name, value in settings.items() if name != "variant"}
+    fields["milestones"] = tuple(fields.get("milestones", ()))
+    config = Train(**fields, seed=context.seed, root=context.data_root, folder=context.folder, progress=False)
+    dataset = None
+    if config.data.startswith("imagefolder:"):
+        config = dataclasses.replace(config, data=f"imagefolder:{_folder(config, context)}")
+    else:
+        dataset = context.load(config.data)
+    watch = LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: context.progress((trainer.current_epoch + 1) / config.epochs)
+    )
+    try:
+        outcome = fit(config, dataset=dataset, callbacks=[watch])
+    except DivergenceError as error:
+        outcome = error.outcome
+    return _values(outcome, config.epochs)
+
+
+def _folder(config: Train, context: Context) -> Path:
+    root = root_folder(context.data_root)
+    name = config.data.removeprefix("imagefolder:")
+    if root is None:
+        raise OSError(f"{name} needs a data root with {name}/train and {name}/val: pass --data or set ${ROOT_VARIABLE}")
+    return root / name
+
+
+def _values(outcome: Outcome, epochs: int) -> dict[str, Any]:
+    rest = [math.inf] * (epochs - len(outcome.epochs))
+    tests = [epoch.test_accuracy for epoch in outcome.epochs if epoch.test_accuracy is not None]
+    return {
+        "train_loss": [epoch.train_loss for epoch in outcome.epochs] + rest,
+        "train_error": [100 * (1 - epoch.train_accuracy) for epoch in outcome.epochs] + rest,
+        "test_error": [100 * (1 - accuracy) for accuracy in tests] + rest,
+        "images_per_second": max((epoch.images_per_second for epoch in outcome.epochs), default=0.0),
+    }
+
+
+def _curves(results: Results, panels: Mapping[str, list[str]]) -> Figure:
+    """Training error (lines) and test error (dashes) by epoch, a panel a case."""
+    columns = min(len(panels), 4)
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(max(5.0, 3.4 * columns), 3.4 * rows), layout="constrained", squeeze=False
+    )
+    for panel, (case, names) in zip(axes.flat, panels.items(), strict=False):
+        for colour, name in enumerate(names):
+            found = results.where(variant=name)
+            epochs = range(1, len(found[0].values["test_error"]) + 1)
+            label = name.removesuffix(f", {case}")
+            spread_line(panel, epochs, found.values("train_error"), label, color=f"C{colour}")
+            spread_line(panel, epochs, found.values("test_error"), "", color=f"C{colour}", linestyle="--")
+        panel.set(xlabel="epoch", ylabel="error (%): training —, test - -", title=case)
+        finish(panel)
+    return figure

@@ -1,0 +1,52 @@
+"""DBN figure 6a: nets without shortcuts train deeper with DBN than with BN.
+
+Paper: S-plain of 20, 32 and 44 layers of width 48 on CIFAR-10, batch 128, lr 0.1 divided by 5 at epochs 80 and 120 of
+160; with depth, BN's training accuracy falls and DBN's falls less. The default scale has width 16, 10,000 images and 6
+epochs. Command: ``whitenorm reproduce dbn-deep --data ROOT``.
+"""
+
+from __future__ import annotations
+
+from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.reproduce.experiment import Claim
+from whitenorm.lab.reproduce.results import Results
+from whitenorm.lab.reproduce.verdicts import Judgement, lower
+from whitenorm.lab.training.presets.dbn import DbnDeep
+
+_DEPTHS = (20, 32, 44)
+
+
+def _degrades(results: Results) -> Judgement:
+    """What the training error gains from 20 to 44 layers, seed by seed."""
+    gains = {}
+    for norm in ("DBN", "BN"):
+        ends = [
+            [curve[-1] for curve in results.values("train_error", variant=f"{norm}, {depth} layers")]
+            for depth in (20, 44)
+        ]
+        gains[norm] = [deep - shallow for shallow, deep in zip(*ends, strict=True)]
+    return lower(gains["DBN"], gains["BN"], ("DBN's rise", "BN's rise"))
+
+
+EXPERIMENT = entry(
+    "dbn-deep",
+    variants(
+        DbnDeep(),
+        {f"{depth} layers": {"net": f"s-plain-{depth}"} for depth in _DEPTHS},
+        {"BN": {"norm": "bn", "affine": True}, "DBN": {}},
+    ),
+    (
+        *(
+            lower_error(f"DBN, {depth} layers", f"BN, {depth} layers", "a picture: DBN above BN", "train_error")
+            for depth in _DEPTHS
+        ),
+        Claim("From 20 to 44 layers DBN's training error rises less than BN's", "a picture", _degrades),
+    ),
+    reduced={"width": 16, "train_images": 10000, "test_images": 2000, "epochs": 6},
+    smoke={"width": 4, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    paper="DBN",
+    where="fig. 6a",
+    title="Deeper nets without shortcuts",
+    cost="12 min",
+    data=("cifar10",),
+)

@@ -1,0 +1,34 @@
+"""DBN table 3: ImageNet ResNets with DBN-scale as their first norm.
+
+Paper: 90 epochs, batch 256, single crop: top-1 errors of Res-18/34/50/101 30.21 → 29.87, 26.53 → 26.46, 24.87 → 24.29,
+22.54 → 22.17. The default scale is Res-18 at 64² on a folder of images of your own under the data root, for 5 epochs.
+Command: ``whitenorm reproduce dbn-imagenet --data ROOT``, with ROOT/imagenet/train and ROOT/imagenet/val.
+"""
+
+from __future__ import annotations
+
+from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.training.presets.dbn import DbnImagenet
+
+_PRINTED = {18: (30.21, 29.87), 34: (26.53, 26.46), 50: (24.87, 24.29), 101: (22.54, 22.17)}
+
+EXPERIMENT = entry(
+    "dbn-imagenet",
+    variants(
+        DbnImagenet(),
+        {f"Res-{depth}": {"net": f"resnet{depth}"} for depth in _PRINTED},
+        {"BN": {"norm": "bn", "where": "all"}, "DBN-scale-L1": {}},
+    ),
+    tuple(
+        lower_error(f"DBN-scale-L1, Res-{depth}", f"BN, Res-{depth}", f"BN {bn} %, DBN-scale-L1 {dbn} %")
+        for depth, (bn, dbn) in _PRINTED.items()
+    ),
+    reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
+    smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
+    seeds=1,
+    paper="DBN",
+    where="table 3",
+    title="Residual nets on ImageNet, first norm only",
+    cost="by your images",
+    data=("imagenet",),
+)

@@ -1,0 +1,37 @@
+"""DBN table 2: wide residual nets on CIFAR-10 and CIFAR-100 with DBN-scale as their first norm.
+
+Paper: 200 epochs, mean of 5 seeds: WRN-28-10 3.99 → 3.79 and 18.75 → 18.36, WRN-40-10 3.80 → 3.74 and 18.7 → 18.27. The
+default scale is WRN-16-1 on 10,000 images of CIFAR-10 for 6 epochs. Command:
+``whitenorm reproduce dbn-wrn --data ROOT``.
+"""
+
+from __future__ import annotations
+
+from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.training.presets.dbn import DbnWrn
+
+_CASES = {
+    "WRN-28-10, CIFAR-10": {},
+    "WRN-40-10, CIFAR-10": {"net": "wrn-40-10"},
+    "WRN-28-10, CIFAR-100": {"data": "cifar100"},
+    "WRN-40-10, CIFAR-100": {"net": "wrn-40-10", "data": "cifar100"},
+}
+_PRINTED = dict(zip(_CASES, ((3.99, 3.79), (3.80, 3.74), (18.75, 18.36), (18.7, 18.27)), strict=True))
+_HERE = {"cases": ["WRN-28-10, CIFAR-10"], "nets": {"wrn-28-10": "wrn-16-1"}}
+
+EXPERIMENT = entry(
+    "dbn-wrn",
+    variants(DbnWrn(), _CASES, {"BN": {"norm": "bn", "where": "all"}, "DBN-scale-L1": {}}),
+    tuple(
+        lower_error(f"DBN-scale-L1, {case}", f"BN, {case}", f"BN {bn} %, DBN-scale-L1 {dbn} %")
+        for case, (bn, dbn) in _PRINTED.items()
+    ),
+    reduced={**_HERE, "train_images": 10000, "test_images": 5000, "epochs": 6},
+    smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    seeds=5,
+    paper="DBN",
+    where="table 2",
+    title="Wide residual nets, first norm only",
+    cost="4 min",
+    data=("cifar10",),
+)

@@ -1,0 +1,48 @@
+"""IterNorm tables 2 and 3: ImageNet ResNets with IterNorm first, everywhere, or first and before the classifier.
+
+Paper: 100 epochs, batch 256, top-1 errors: Res-18 BN 29.76, L1 29.34, full 29.30, L1 + DF 28.86; Res-50 BN 23.95, L1
+23.28, L1 + DF 22.91; Res-101 22.45, 21.95, 21.77. The default scale is Res-18 at 64² on a folder of images of your own,
+for 5 epochs. Command: ``whitenorm reproduce iternorm-imagenet --data ROOT``, with ROOT/imagenet/train and val.
+"""
+
+from __future__ import annotations
+
+from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.training.presets.iternorm import IternormImagenet
+
+_NORMS = {
+    "BN": {"norm": "bn", "where": "all"},
+    "IterNorm-L1": {"where": "l1"},
+    "IterNorm-full": {"where": "all"},
+    "IterNorm-L1 + DF": {},
+}
+_PRINTED = {
+    "Res-18": {"BN": 29.76, "IterNorm-L1": 29.34, "IterNorm-full": 29.30, "IterNorm-L1 + DF": 28.86},
+    "Res-50": {"BN": 23.95, "IterNorm-L1": 23.28, "IterNorm-L1 + DF": 22.91},
+    "Res-101": {"BN": 22.45, "IterNorm-L1": 21.95, "IterNorm-L1 + DF": 21.77},
+}
+_PANELS = {
+    case: variants(
+        IternormImagenet(), {case: {"net": case.lower().replace("res-", "resnet")}}, {n: _NORMS[n] for n in printed}
+    )[case]
+    for case, printed in _PRINTED.items()
+}
+
+EXPERIMENT = entry(
+    "iternorm-imagenet",
+    _PANELS,
+    tuple(
+        lower_error(f"{name}, {case}", f"BN, {case}", f"BN {printed['BN']} %, {name} {error} %")
+        for case, printed in _PRINTED.items()
+        for name, error in printed.items()
+        if name != "BN"
+    ),
+    reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
+    smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
+    seeds=1,
+    paper="IterNorm",
+    where="tables 2 and 3",
+    title="Residual nets on ImageNet",
+    cost="by your images",
+    data=("imagenet",),
+)

@@ -1,0 +1,35 @@
+"""``whitenorm train``: a preset or a custom run, from the command line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+import tyro
+
+from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.outcome import Outcome
+from whitenorm.lab.training.presets import PRESETS
+
+COMMANDS: dict[str, type[Train]] = {"custom": Train, **PRESETS}
+# A union made at run time, which is what tyro takes subcommands from.
+CHOICE: Any = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items())]  # type: ignore[valid-type]  # noqa: UP007
+
+
+def run(config: Train) -> Outcome:
+    """Train in ``runs/NAME`` if no folder is given, and say what came out."""
+    from whitenorm.lab.training.progress import say
+    from whitenorm.lab.training.run import fit
+
+    config = replace(config, folder=config.folder or Path("runs") / _name(config))
+    outcome = fit(config)
+    tested = "" if outcome.test_accuracy is None else f", test accuracy {outcome.test_accuracy:.2%}"
+    say(config, f"Training loss {outcome.train_loss:.4f}{tested}. Folder: {config.folder}")
+    return outcome
+
+
+def _name(config: Train) -> str:
+    if type(config) is not Train:
+        return next(name for name, kind in COMMANDS.items() if kind is type(config))
+    return "-".join([config.data.rsplit("/", 1)[-1].replace(":", "-"), config.net, config.norm, config.where])

@@ -1,0 +1,170 @@
+"""The lightning module: loss, scores, optimizer, and what a checkpoint holds besides weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from typing import Any
+
+import lightning
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from whitenorm.lab.training import schedules
+from whitenorm.lab.training.batches import Batch, crop_and_flip
+from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.outcome import DivergenceError, Epoch
+from whitenorm.lab.training.scores import Scores
+from whitenorm.lab.training.sync import synchronise_
+
+# On a GPU, looking at the loss waits for it.
+_LOOK_EVERY = 50
+
+
+class Classifier(lightning.LightningModule):
+    """Training and test steps of a classifier, and its history."""
+
+    def __init__(
+        self, model: nn.Module, config: Train, classes: int, normalisation: tuple[Tensor, Tensor] | None
+    ) -> None:
+        super().__init__()
+        self.model, self.config, self.classes = model, config, classes
+        self.train_scores, self.test_scores = Scores(classes), Scores(classes)
+        self.history: list[Epoch] = []
+        self.normalised = normalisation is None
+        mean, factor = normalisation or (torch.zeros(()), torch.ones(()))
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("factor", factor, persistent=False)
+        self.steps_per_epoch = self.total_steps = 1
+        self._rng: dict[str, Any] | None = None
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
+        batch = Batch(*batch)
+        if self.normalised:
+            return batch
+        images = (batch.images.to(self.mean.dtype) - self.mean) * self.factor
+        if batch.draws is not None:
+            images = crop_and_flip(images, batch.draws)
+        return Batch(images, batch.labels)
+
+    def setup(self, stage: str) -> None:
+        if self.config.sync and stage == "fit":
+            synchronise_(self.model, self.device)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        images, labels, _ = batch
+        smoothing = self.config.label_smoothing
+        if self.config.mixup:
+            share = float(torch.distributions.Beta(self.config.mixup, self.config.mixup).sample())
+            order = torch.randperm(len(labels)).to(labels.device)
+            logits = self.model(torch.lerp(images[order], images, share))
+            loss = share * F.cross_entropy(logits, labels, label_smoothing=smoothing)
+            loss = loss + (1 - share) * F.cross_entropy(logits, labels[order], label_smoothing=smoothing)
+        else:
+            logits = self.model(images)
+            if self.global_step == 0:
+                self._check_classes(logits)
+            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        self.train_scores.update(loss.detach(), logits.detach(), labels)
+        if loss.device.type == "cpu" or self.global_step % _LOOK_EVERY == 0:
+            self.check_finite()
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        images, labels, _ = batch
+        if len(labels):
+            logits = self.model(images)
+            self.test_scores.update(F.cross_entropy(logits, labels), logits, labels)
+
+    def check_finite(self) -> None:
+        """Raise if the loss was NaN or infinite in this epoch."""
+        loss = self.train_scores.loss
+        if not math.isfinite(loss):
+            lr = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+            raise DivergenceError(
+                f"the loss is {float(loss)} at step {self.global_step + 1}, with learning rate {lr:g}; use a lower "
+                "learning rate, a warm-up, or a larger eps of the norm. The last checkpoint before is whole"
+            )
+
+    def _check_classes(self, logits: Tensor) -> None:
+        if logits.shape[1:] != (self.classes,):
+            raise ValueError(
+                f"expected a net with {self.classes} outputs, as {self.config.data} has classes (got outputs of shape "
+                f"{tuple(logits.shape[1:])})"
+            )
+
+    def configure_optimizers(self) -> Any:
+        config, parameters = self.config, self.model.parameters()
+        optimizer: torch.optim.Optimizer
+        if config.optimizer == "adam":
+            optimizer = torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay)
+        else:
+            optimizer = torch.optim.SGD(
+                parameters, config.lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
+            )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: schedules.factor(config, step, self.steps_per_epoch, self.total_steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        if self._rng is not None:
+            torch.set_rng_state(self._rng["cpu"])
+            if torch.cuda.is_available() and self._rng["cuda"]:
+                torch.cuda.set_rng_state_all(self._rng["cuda"])
+        self._start, self._first, self._tested = time.perf_counter(), self.global_step, 0.0
+
+    def on_train_epoch_start(self) -> None:
+        self.train_scores.reset()
+        self._start, self._first, self._tested = time.perf_counter(), self.global_step, 0.0
+        self._lr = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
+
+    def on_validation_start(self) -> None:
+        self._tests = time.perf_counter()
+        self.test_scores.reset()
+
+    def on_validation_end(self) -> None:
+        self._tested = time.perf_counter() - self._tests
+
+    def on_train_epoch_end(self) -> None:
+        self.check_finite()
+        seconds = time.perf_counter() - self._start - self._tested
+        images = (self.global_step - self._first) * self.images_per_step
+        train = self.train_scores.compute()
+        epoch = Epoch(self.current_epoch + 1, self.global_step, self._lr, train["loss"], train["accuracy"])
+        epoch.seconds, epoch.images_per_second = seconds, images / seconds
+        if self._tested:
+            self.record_test(epoch)
+        self.history.append(epoch)
+        numbers = {name: float(value) for name, value in asdict(epoch).items() if value is not None}
+        for logger in self.loggers:
+            logger.log_metrics(numbers, self.global_step)
+            logger.save()
+
+    images_per_step = 0
+
+    def record_test(self, epoch: Epoch) -> None:
+        """The test scores, into an epoch's numbers."""
+        test = self.test_scores.compute()
+        epoch.test_loss, epoch.test_accuracy, epoch.test_top5 = test["loss"], test["accuracy"], test.get("top5")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["whitenorm"] = {
+            "history": [asdict(epoch) for epoch in self.history],
+            "scores": self.train_scores.sums(),
+            "lr": self._lr,
+            "rng": {
+                "cpu": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            },
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["whitenorm"]
+        self.history = [Epoch(**epoch) for epoch in state["history"]]
+        self._rng, self._lr = state["rng"], state["lr"]
+        # The sums are of all processes together.
+        if self.trainer.is_global_zero:
+            self.train_scores.load(state["scores"])

@@ -1,0 +1,8 @@
+"""Configurations of the papers by name: each says paper, expected number, cost and command."""
+
+from __future__ import annotations
+
+from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.presets import dbn, gw, iternorm, sw
+
+PRESETS: dict[str, type[Train]] = {**dbn.PRESETS, **iternorm.PRESETS, **sw.PRESETS, **gw.PRESETS}

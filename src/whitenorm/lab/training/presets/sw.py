@@ -1,0 +1,39 @@
+"""Switchable Whitening's configurations: the supplement gives places, not numbers, for classification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.presets.dbn import DbnImagenet, DbnResnet
+
+
+@dataclass
+class SwResnet(DbnResnet):
+    """CIFAR ResNet with SW at norms 1, 4, 8, 12, … (SW, app. B).
+
+    Expected: no number in the supplement; compare with BN (--norm bn) and the five statistics (--norm sw5). Schedule
+    as for DBN's ResNets.
+    Command: whitenorm train sw-resnet --net resnet56
+    """
+
+    norm: str = "sw"
+    where: str = "sw-cifar"
+
+
+@dataclass
+class SwImagenet(DbnImagenet):
+    """ImageNet ResNet-50 with SW at norms 1, 6, 12, …, 36 (SW, app. B).
+
+    Expected: no number in the supplement. Schedule as for IterNorm's ResNets.
+    Command: torchrun --nproc-per-node 8 -m whitenorm train sw-imagenet --data imagefolder:PATH
+    """
+
+    net: str = "resnet50"
+    norm: str = "sw"
+    where: str = "sw-7"
+    epochs: int = 100
+    milestones: tuple[int, ...] = (30, 60, 90)
+
+
+PRESETS: dict[str, type[Train]] = {"sw-resnet": SwResnet, "sw-imagenet": SwImagenet}

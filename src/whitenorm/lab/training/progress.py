@@ -1,0 +1,51 @@
+"""What a run shows: a bar on a terminal, and a line an epoch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+
+from whitenorm.lab.training.config import Train
+
+
+def progress(config: Train) -> list[Callback]:
+    """The callbacks that show a run, if it is to be shown."""
+    if not config.progress:
+        return []
+    bar: list[Callback] = [RichProgressBar(leave=False)] if sys.stdout.isatty() else []
+    return [*bar, Lines()]
+
+
+def say(config: Train, line: str) -> None:
+    """A line for the user, from the first process."""
+    if config.progress and os.environ.get("RANK", "0") == "0":
+        print(line, flush=True)
+
+
+class Lines(Callback):
+    """A line an epoch: numbers, speed, and the time that is left."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.start, self.first = time.monotonic(), trainer.current_epoch
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show(trainer, pl_module)
+
+    def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        history = pl_module.history
+        if not history or trainer.current_epoch == self.first or not trainer.is_global_zero:
+            return
+        last, elapsed = history[-1], time.monotonic() - self.start
+        left = elapsed / (last.epoch - self.first) * (trainer.max_epochs - last.epoch)
+        tested = "" if last.test_accuracy is None else f", test {last.test_accuracy:.2%} ({last.test_loss:.4f})"
+        line = f"epoch {last.epoch}/{trainer.max_epochs}: train {last.train_accuracy:.2%} ({last.train_loss:.4f})"
+        line += f"{tested}, lr {last.lr:.3g}, {last.images_per_second:.0f} images/s, "
+        print(f"{line}{timedelta(seconds=round(left))} left", flush=True)
