@@ -73,7 +73,7 @@ def build(
 
 
 # torchvision's ResNets for large images include depths of 6n + 2 too.
-_PATTERNS: dict[str, Callable[[list[int]], partial[nn.Module]]] = {
+_PATTERNS: dict[str, Callable[[list[int]], partial[Any]]] = {
     r"mlp(-\d+)*": lambda numbers: partial(mlp, hidden=numbers),
     r"vgg-a": lambda numbers: partial(vgg.vgg, plan=vgg.VGG_A),
     r"vgg-16conv": lambda numbers: partial(vgg.vgg, plan=vgg.VGG_16CONV),
@@ -84,7 +84,7 @@ _PATTERNS: dict[str, Callable[[list[int]], partial[nn.Module]]] = {
 }
 
 
-def _maker(name: str) -> partial[nn.Module]:
+def _maker(name: str) -> partial[Any]:
     """The function of a name, with the numbers in the name as arguments."""
     for pattern, maker in _PATTERNS.items():
         if re.fullmatch(pattern, name):
@@ -92,7 +92,7 @@ def _maker(name: str) -> partial[nn.Module]:
     return partial(_torchvision, name=name)
 
 
-def _taken(name: str, maker: partial[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
+def _taken(name: str, maker: partial[Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options that are set, which the net must have; linear layers and torchvision's nets keep their own biases."""
     own = set(inspect.signature(maker).parameters) - set(maker.keywords)
     options = {key: value for key, value in options.items() if value and (key in own or key != "bias")}

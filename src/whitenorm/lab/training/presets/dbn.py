@@ -12,9 +12,10 @@ from whitenorm.lab.training.config import Train
 class DbnVgg(Train):
     """VGG-A on CIFAR-10 with DBN at every norm (DBN, fig. 5a).
 
-    Expected: test error 0.61 points below BN's (--norm bn --affine). Adam (--optimizer adam --lr 0.01), ELU (--activation elu)
-    and the norm after ReLU (--norm-last): 1.34, 1.44 and 0.38 points. The paper chose lr of {1, 2, 4, 8} and the
-    interval of {1000, 2000, 4000, 8000} steps on 5,000 images held out, and gives neither choice nor epochs.
+    Expected: test error 0.61 points below BN's (--norm bn --affine). Adam (--optimizer adam --lr 0.01), ELU
+    (--activation elu) and the norm after ReLU (--norm-last): 1.34, 1.44 and 0.38 points. The paper chose lr of
+    {1, 2, 4, 8} and the interval of {1000, 2000, 4000, 8000} steps on 5,000 images held out, and gives neither the
+    choice nor the epochs.
     Cost: 7.3 PFLOPs.
     Command: whitenorm train dbn-vgg
     """
