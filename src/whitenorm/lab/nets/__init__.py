@@ -73,7 +73,7 @@ def build(
 
 
 # torchvision's ResNets for large images include depths of 6n + 2 too.
-_PATTERNS: dict[str, Callable[[list[int]], Callable[..., nn.Module]]] = {
+_PATTERNS: dict[str, Callable[[list[int]], partial[Any]]] = {
     r"mlp(-\d+)*": lambda numbers: partial(mlp, hidden=numbers),
     r"vgg-a": lambda numbers: partial(vgg.vgg, plan=vgg.VGG_A),
     r"vgg-16conv": lambda numbers: partial(vgg.vgg, plan=vgg.VGG_16CONV),
@@ -84,7 +84,7 @@ _PATTERNS: dict[str, Callable[[list[int]], Callable[..., nn.Module]]] = {
 }
 
 
-def _maker(name: str) -> Callable[..., nn.Module]:
+def _maker(name: str) -> partial[Any]:
     """The function of a name, with the numbers in the name as arguments."""
     for pattern, maker in _PATTERNS.items():
         if re.fullmatch(pattern, name):
@@ -92,14 +92,14 @@ def _maker(name: str) -> Callable[..., nn.Module]:
     return partial(_torchvision, name=name)
 
 
-def _taken(name: str, maker: Callable[..., nn.Module], options: dict[str, Any]) -> dict[str, Any]:
+def _taken(name: str, maker: partial[Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options that are set, which the net must have; linear layers and torchvision's nets keep their own biases."""
-    known = {**inspect.signature(maker).parameters, "bias": None}
-    left = sorted(key for key, value in options.items() if value and key not in known)
+    own = set(inspect.signature(maker).parameters) - set(maker.keywords)
+    options = {key: value for key, value in options.items() if value and (key in own or key != "bias")}
+    left = sorted(set(options) - own)
     if left:
         raise ValueError(f"expected options that {name!r} has (got {', '.join(left)}); leave them out")
-    own = set(inspect.signature(maker).parameters)
-    return {key: value for key, value in options.items() if value and key in own}
+    return options
 
 
 def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.Module:

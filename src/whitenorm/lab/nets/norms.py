@@ -49,7 +49,7 @@ def place_(model: nn.Module, norm: LayerLike, where: Where = "all", **options: A
 
 
 def _batch(old: nn.Module, options: dict[str, Any]) -> nn.Module:
-    if not options:
+    if not options or not isinstance(old, (nn.BatchNorm1d, nn.BatchNorm2d)):
         return old
     return _checked("bn", type(old), old.num_features, **options)
 
@@ -68,7 +68,7 @@ def _whitening(norm: str, options: dict[str, Any], width: int) -> nn.Module:
 
 def _checked(norm: str, make: Any, *sizes: int, **options: Any) -> nn.Module:
     try:
-        return make(*sizes, **options)  # type: ignore[no-any-return]
+        return make(*sizes, **options)
     except TypeError as error:
         given = ", ".join(options)
         raise ValueError(f"expected options that {norm!r} has (got {given}): {error}") from error

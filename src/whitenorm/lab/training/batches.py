@@ -1,4 +1,4 @@
-"""Batches of images in memory: order and augmentation are functions of seed, epoch and step, so any step can be next."""
+"""Batches of images in memory. Order and augmentation follow from seed, epoch and step: any step can be next."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generator(*key: int) -> torch.Generator:
 class TrainBatches:
     """The training batches of the epoch that the step count is in, from that step on.
 
-    Lightning asks for an iterator a epoch; ``step`` tells it where training is, which after a restart may be in the
+    Lightning asks for an iterator an epoch; ``step`` tells it where training is, which after a restart may be in the
     middle of one. What does not fill a last batch is left out: every step sees as many images. Of several processes,
     each takes its share of every batch, so that together they see what one process would.
     """
@@ -143,7 +143,8 @@ def normalisation(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """
     if kind == "none":
         return torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / 255)
-    total, squares = torch.zeros(images.shape[1:], dtype=torch.float64), 0.0
+    total = torch.zeros(images.shape[1:], dtype=torch.float64)
+    squares = torch.zeros_like(total)
     for part in images.split(4096):
         part = part.double()
         total, squares = total + part.sum(0), squares + part.square().sum(0)

@@ -14,7 +14,7 @@ from whitenorm.lab.training.presets import PRESETS
 
 COMMANDS: dict[str, type[Train]] = {"custom": Train, **PRESETS}
 # A union made at run time, which is what tyro takes subcommands from.
-CHOICE: Any = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items())]  # type: ignore[valid-type]  # noqa: UP007
+CHOICE: Any = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items())]  # noqa: UP007
 
 
 def run(config: Train) -> Outcome:

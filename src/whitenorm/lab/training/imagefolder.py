@@ -131,7 +131,11 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         # Not before the first batch is asked for, when the step count is known.
-        yield from self.loader
+        try:
+            yield from self.loader
+        except OSError as error:
+            # From a worker it comes with the worker's traceback before it.
+            raise OSError(str(error).strip().rsplit("OSError: ", 1)[-1]) from error
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
 from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.outcome import Epoch
 
 
 def progress(config: Train) -> list[Callback]:
@@ -31,7 +32,7 @@ class Lines(Callback):
     """A line an epoch: numbers, speed, and the time that is left."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.start, self.first = time.monotonic(), trainer.current_epoch
+        self.start, self.first = time.monotonic(), trainer.global_step
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._show(trainer, pl_module)
@@ -40,11 +41,12 @@ class Lines(Callback):
         self._show(trainer, pl_module)
 
     def _show(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        history = pl_module.history
-        if not history or trainer.current_epoch == self.first or not trainer.is_global_zero:
+        history: list[Epoch] = pl_module.history  # type: ignore[assignment]
+        if not history or trainer.global_step == self.first or not trainer.is_global_zero:
             return
         last, elapsed = history[-1], time.monotonic() - self.start
-        left = elapsed / (last.epoch - self.first) * (trainer.max_epochs - last.epoch)
+        total: int = pl_module.total_steps  # type: ignore[assignment]
+        left = elapsed / (last.step - self.first) * (total - last.step)
         tested = "" if last.test_accuracy is None else f", test {last.test_accuracy:.2%} ({last.test_loss:.4f})"
         line = f"epoch {last.epoch}/{trainer.max_epochs}: train {last.train_accuracy:.2%} ({last.train_loss:.4f})"
         line += f"{tested}, lr {last.lr:.3g}, {last.images_per_second:.0f} images/s, "

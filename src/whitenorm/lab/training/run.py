@@ -129,7 +129,7 @@ def _trainer(
         devices=local,
         num_nodes=world // local,
         strategy="ddp" if world > 1 else "auto",
-        precision=config.precision,  # type: ignore[arg-type]
+        precision=config.precision,
         max_epochs=config.epochs,
         max_steps=config.steps or -1,
         logger=loggers or False,

@@ -23,7 +23,7 @@ def synchronise_(model: nn.Module, device: torch.device) -> nn.Module:
         )
     if any(isinstance(module, PopulationWhitening) for module in model.modules()):
         whitenorm.synchronize_(model)
-    converted = {
+    converted: dict[nn.Module, nn.Module] = {
         module: nn.SyncBatchNorm.convert_sync_batchnorm(module)
         for module in model.modules()
         if isinstance(module, _BATCH)

@@ -14,6 +14,7 @@ class SwResnet(DbnResnet):
 
     Expected: no number in the supplement; compare with BN (--norm bn) and the five statistics (--norm sw5). Schedule
     as for DBN's ResNets.
+    Cost: 2.0 PFLOPs.
     Command: whitenorm train sw-resnet --net resnet56
     """
 
@@ -26,6 +27,7 @@ class SwImagenet(DbnImagenet):
     """ImageNet ResNet-50 with SW at norms 1, 6, 12, …, 36 (SW, app. B).
 
     Expected: no number in the supplement. Schedule as for IterNorm's ResNets.
+    Cost: 3143 PFLOPs.
     Command: torchrun --nproc-per-node 8 -m whitenorm train sw-imagenet --data imagefolder:PATH
     """
 

@@ -1,0 +1,414 @@
+"""whitenorm train: the same numbers after any stop, over processes, and a clear word when something is wrong."""
+
+import csv
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch import Callback
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.io import write_png
+
+import whitenorm
+from whitenorm.cli import main
+from whitenorm.lab import data, nets
+from whitenorm.lab.training import DivergenceError, Train, fit
+from whitenorm.lab.training.batches import PADDING, TestBatches, TrainBatches, crop_and_flip, normalisation
+from whitenorm.lab.training.checkpoints import saved
+from whitenorm.lab.training.outcome import Outcome
+from whitenorm.lab.training.presets import PRESETS
+from whitenorm.lab.training.schedules import factor
+from whitenorm.lab.training.sync import synchronise_
+
+# Everything that is random: order, crops, mixing, dropout. 3 steps an epoch.
+OPTIONS = {
+    "net": "wrn-10-1",
+    "norm": "dbn",
+    "where": "l1",
+    "data": "digits",
+    "dropout": 0.3,
+    "augment": True,
+    "mixup": 0.4,
+    "label_smoothing": 0.1,
+    "schedule": "cosine",
+    "train_images": 100,
+    "test_images": 61,
+    "batch_size": 32,
+    "epochs": 3,
+    "progress": False,
+}
+STEPS = 3
+# Runs with these options, and is killed before a step.
+KILLED = """
+import json, os, signal, sys, torch
+from pathlib import Path
+from lightning.pytorch import Callback
+from whitenorm.lab.training import Train, fit
+
+class Kill(Callback):
+    def on_train_batch_start(self, trainer, module, batch, i):
+        if trainer.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+options = json.loads(sys.argv[1])
+torch.set_num_threads(options.pop("threads"))
+fit(Train(**options | {"folder": Path(options["folder"])}), callbacks=[Kill()])
+"""
+
+
+class Stop(Callback):
+    """Fails before a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, module, batch, i):
+        if trainer.global_step == self.step:
+            raise InterruptedError("stopped here")
+
+
+def numbers(outcome):
+    """All that must be the same, which time is not."""
+    keys = ("epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+    return [[getattr(epoch, key) for key in keys] for epoch in outcome.epochs]
+
+
+def same_weights(a, b):
+    a, b = (torch.load(folder / "weights.pt") for folder in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, fit(Train(**OPTIONS, folder=folder))
+
+
+def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    outcome = fit(Train(net="mlp-64-64", norm="iternorm", data="digits", epochs=3, batch_size=64, progress=False))
+    assert outcome.test_accuracy > 0.8
+    assert [epoch.step for epoch in outcome.epochs] == [20, 40, 60]
+    assert outcome.epochs[0].images_per_second > 0
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_folder_holds_everything(whole):
+    folder, outcome = whole
+    assert Outcome.from_dict(json.loads((folder / "outcome.json").read_text())) == outcome
+    assert fit(Train(**OPTIONS, folder=folder)) == outcome, "a run that is done is not run again"
+    assert [path.name for path in saved(folder / "checkpoints")] == ["step-000000006.ckpt", "step-000000009.ckpt"]
+    rows = list(csv.DictReader(next(folder.glob("logs/csv/*/metrics.csv")).read_text().splitlines()))
+    assert [float(row["train_loss"]) for row in rows] == [epoch.train_loss for epoch in outcome.epochs]
+    assert next(folder.glob("logs/tensorboard/*/events*")).stat().st_size > 0
+    assert not list(folder.rglob("*.partial"))
+
+
+def test_seed_decides_everything(whole):
+    _, outcome = whole
+    again = fit(Train(**OPTIONS))
+    assert numbers(again) == numbers(outcome)
+    assert numbers(fit(Train(**OPTIONS, seed=1))) != numbers(outcome)
+
+
+def test_killed_in_the_middle_of_an_epoch(whole, tmp_path):
+    folder = tmp_path / "killed"
+    options = {**OPTIONS, "folder": str(folder), "checkpoint_steps": 1, "threads": torch.get_num_threads()}
+    process = subprocess.run([sys.executable, "-c", KILLED, json.dumps(options)], check=False, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    assert saved(folder / "checkpoints")[-1].name == "step-000000004.ckpt"
+    outcome = fit(Train(**OPTIONS, folder=folder, checkpoint_steps=1))
+    assert numbers(outcome) == numbers(whole[1])
+    assert same_weights(folder, whole[0])
+
+
+@pytest.mark.parametrize("step", [STEPS, STEPS + 2, 2 * STEPS])
+def test_goes_on_from_the_epoch_before(whole, tmp_path, step):
+    with pytest.raises(InterruptedError):
+        fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop(step)])
+    assert not (tmp_path / "outcome.json").exists()
+    assert numbers(fit(Train(**OPTIONS, folder=tmp_path))) == numbers(whole[1])
+    assert same_weights(tmp_path, whole[0])
+
+
+def test_stopped_after_the_last_step(whole, tmp_path):
+    outcome = fit(Train(**OPTIONS, folder=tmp_path))
+    (tmp_path / "outcome.json").unlink()
+    assert numbers(fit(Train(**OPTIONS, folder=tmp_path))) == numbers(outcome)
+    assert same_weights(tmp_path, whole[0])
+
+
+def test_truncated_checkpoint(whole, tmp_path, capsys):
+    with pytest.raises(InterruptedError):
+        fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop(7)])
+    newest = saved(tmp_path / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    outcome = fit(Train(**{**OPTIONS, "progress": True}, folder=tmp_path))
+    said = capsys.readouterr().out
+    assert f"{newest} is not whole" in said
+    assert "Going on from" in said
+    assert "step-000000003" in said
+    assert numbers(outcome) == numbers(whole[1])
+    assert same_weights(tmp_path, whole[0])
+
+
+def test_full_disk(whole, tmp_path, monkeypatch):
+    written = []
+    sync = os.fsync
+
+    def full(file):
+        written.append(file)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="make room and give the same command") as error:
+        fit(Train(**OPTIONS, folder=tmp_path))
+    monkeypatch.undo()
+    assert error.value.errno == errno.ENOSPC
+    assert "No space left" in str(error.value)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000003.ckpt"]
+    assert numbers(fit(Train(**OPTIONS, folder=tmp_path))) == numbers(whole[1])
+
+
+def test_another_configuration_in_the_same_folder(whole):
+    with pytest.raises(ValueError, match=r"epochs \(was 3, now 4\), lr \(was 0.1, now 0.5\)"):
+        fit(Train(**{**OPTIONS, "epochs": 4}, lr=0.5, folder=whole[0]))
+
+
+def test_divergence(tmp_path):
+    class Spoil(Callback):
+        def on_train_batch_start(self, trainer, module, batch, i):
+            if trainer.global_step == 4:
+                nn.init.constant_(module.model.classifier.bias, float("nan"))
+
+    with pytest.raises(
+        DivergenceError, match=r"loss is nan at step 5, with learning rate 0\.\d+; use a lower"
+    ) as error:
+        fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Spoil()])
+    assert [epoch.step for epoch in error.value.outcome.epochs] == [3]
+    assert [path.name for path in saved(tmp_path / "checkpoints")] == ["step-000000003.ckpt"]
+    state = torch.load(saved(tmp_path / "checkpoints")[0], weights_only=True)["state_dict"]
+    assert all(value.isfinite().all() for value in state.values() if value.is_floating_point())
+
+
+def test_steps_budget_and_sparse_tests():
+    outcome = fit(Train(net="mlp-8", data="digits", epochs=5, steps=25, test_every=2, batch_size=128, progress=False))
+    assert [epoch.step for epoch in outcome.epochs] == [10, 20, 25]
+    assert [epoch.test_accuracy is None for epoch in outcome.epochs] == [True, False, False]
+
+
+def test_all_images_at_once_and_no_test_images():
+    split = data.load("digits").train
+    faces = data.Dataset("faces", split, data.Split(split.images[:0], split.labels[:0]), 10)
+    config = Train(net="mlp-8", optimizer="adam", lr=0.01, batch_size=0, epochs=3, normalize="pixel", progress=False)
+    outcome = fit(config, dataset=faces)
+    assert [epoch.step for epoch in outcome.epochs] == [1, 2, 3]
+    assert outcome.test_accuracy is None
+    assert outcome.epochs[2].train_loss < outcome.epochs[0].train_loss
+
+
+def test_own_model():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = model[1].weight.clone()
+    assert fit(Train(data="digits", epochs=1, progress=False), model=model).parameters == 650
+    assert not torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64"])
+def test_precision(precision):
+    outcome = fit(Train(net="cnn-1", norm="iternorm", data="digits", steps=3, precision=precision, progress=False))
+    assert outcome.test_accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"net": "resnet7"}, "6n"),
+        ({"norm": "whiten"}, "iternorm"),
+        ({"where": "last", "norm": "dbn"}, "l1"),
+        ({"data": "cifar11"}, "digits"),
+        ({"batch_size": 2000}, "1297"),
+        ({"train_images": 2000}, "1297"),
+        ({"batch_size": 1}, "batch_size"),
+        ({"milestones": (3, 2)}, "rising"),
+        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"epochs": 0}, "epochs"),
+        ({"sync": True}, "torchrun"),
+    ],
+)
+def test_refused(options, words):
+    with pytest.raises(ValueError, match="expected") as error:
+        fit(Train(**{"data": "digits", "net": "mlp-8", "progress": False, **options}))
+    assert words in str(error.value)
+
+
+def test_wrong_number_of_classes():
+    with pytest.raises(ValueError, match="expected a net with 10 outputs"):
+        fit(Train(data="digits", progress=False), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
+
+
+def test_two_processes_are_one(tmp_path):
+    """With statistics over both, and test images that do not share evenly."""
+    options = {"net": "cnn-2", "norm": "iternorm", "data": "digits", "augment": True, "epochs": 2}
+    options |= {"train_images": 300, "test_images": 61, "batch_size": 64}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "augment"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "whitenorm", "train", "custom", "--augment", "--sync", f"--folder={tmp_path}", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, check=False, capture_output=True, env=environment)
+    assert process.returncode == 0, process.stderr.decode()
+    assert process.stdout.decode().count("epoch 2/2") == 1
+    outcome = Outcome.from_dict(json.loads((tmp_path / "outcome.json").read_text()))
+    alone = fit(Train(**options, progress=False))
+    for ours, theirs in zip(numbers(outcome), numbers(alone), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_batchnorm_is_not_synchronised_on_cpus():
+    with pytest.raises(ValueError, match="SyncBatchNorm runs on GPUs alone"):
+        synchronise_(nets.build("cnn-1", 10), torch.device("cpu"))
+
+
+def test_batches_of_processes_join_to_those_of_one():
+    split = data.Split(torch.arange(50, dtype=torch.uint8).view(50, 1, 1, 1), torch.arange(50))
+    alone = list(TrainBatches(split, 8, 0, True, lambda: 0))
+    assert len(alone) == 6
+    assert len({int(i) for batch in alone for i in batch.labels}) == 48
+    shares = [list(TrainBatches(split, 8, 0, True, lambda: 0, rank, 2)) for rank in range(2)]
+    for whole, *parts in zip(alone, *shares, strict=True):
+        for i, part in enumerate(parts):
+            assert torch.equal(whole.labels[i::2], part.labels)
+            assert torch.equal(whole.draws[i::2], part.draws)
+    later = list(TrainBatches(split, 8, 0, True, lambda: 8))
+    second = list(TrainBatches(split, 8, 0, True, lambda: 6))
+    assert [batch.labels.tolist() for batch in later] == [batch.labels.tolist() for batch in second[2:]]
+    assert second[0].labels.tolist() != alone[0].labels.tolist()
+
+
+@pytest.mark.parametrize("number", [1, 7, 61, 64])
+def test_every_test_image_counts_once(number):
+    split = data.Split(torch.zeros(number, 1, 1, 1, dtype=torch.uint8), torch.arange(number))
+    shares = [list(TestBatches(split, 8, rank, 3)) for rank in range(3)]
+    assert len({len(share) for share in shares}) == 1
+    seen = [int(label) for share in shares for batch in share for label in batch.labels]
+    assert sorted(seen) == list(range(number))
+
+
+def test_crops_and_flips_are_those_of_one_image_at_a_time():
+    images = torch.randn(20, 3, 9, 7)
+    draws = torch.stack([torch.randint(2 * PADDING + 1, (20,)), torch.randint(9, (20,)), torch.randint(2, (20,))], 1)
+    for image, (down, right, flip), actual in zip(images, draws, crop_and_flip(images, draws), strict=True):
+        expected = F.pad(image, [PADDING] * 4)[:, down : down + 9, right : right + 7]
+        assert torch.equal(actual, expected.flip(-1) if flip else expected)
+
+
+def test_normalisation():
+    images = torch.randint(256, (500, 2, 3, 3), dtype=torch.uint8)
+    values = images.double()
+    for kind, dims in (("channel", (0, 2, 3)), ("pixel", (0,))):
+        mean, scale = normalisation(images, kind)
+        ours = (values - mean) * scale
+        assert ours.mean(dims).abs().max() < 1e-5
+        assert (ours.std(dims, correction=0) - 1).abs().max() < 1e-5
+    mean, scale = normalisation(images, "pixel-mean")
+    assert torch.allclose((values - mean) * scale, (values - values.mean(0)) / 255, atol=1e-6)
+    assert torch.equal(normalisation(torch.zeros(3, 1, 1, 1), "pixel")[1], torch.zeros(1, 1, 1))
+
+
+def test_schedules():
+    def rates(**options):
+        return [factor(Train(**options), step, 10, 100) for step in (0, 9, 10, 55, 99)]
+
+    assert rates(schedule="constant") == [1, 1, 1, 1, 1]
+    assert rates(schedule="every", every=10, factor=0.5) == [1, 1, 0.5, 0.5**5, 0.5**9]
+    assert rates(schedule="step", milestones=(1, 5), factor=0.2) == pytest.approx([1, 1, 0.2, 0.04, 0.04])
+    assert rates(schedule="cosine", warmup=1) == pytest.approx([0.1, 1, 1, 0.5, 0.0003], abs=1e-4)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Images of digits, 48 to train and 17 to test, as PNG files in a folder a class."""
+    digits = data.load("digits")
+    for name, split, number in (("train", digits.train, 48), ("val", digits.test, 17)):
+        for i in range(number):
+            path = tmp_path / name / str(int(split.labels[i]) % 3) / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_png(split.images[i].expand(3, 8, 8).contiguous(), str(path))
+    options = {"net": "cnn-1", "data": f"imagefolder:{tmp_path}", "image_size": 16, "augment": True, "epochs": 2}
+    return tmp_path, {**options, "batch_size": 16, "workers": 0, "progress": False}
+
+
+def test_image_folder(folders, tmp_path_factory):
+    _, options = folders
+    outcome = fit(Train(**options))
+    assert outcome.classes == 3
+    assert [epoch.step for epoch in outcome.epochs] == [3, 6]
+    assert numbers(fit(Train(**{**options, "workers": 1}))) == numbers(outcome), "in other processes the same"
+    run = tmp_path_factory.mktemp("run")
+    with pytest.raises(InterruptedError):
+        fit(Train(**options, folder=run, checkpoint_steps=1), callbacks=[Stop(4)])
+    assert numbers(fit(Train(**options, folder=run, checkpoint_steps=1))) == numbers(outcome)
+
+
+def test_image_folder_errors(folders):
+    path, options = folders
+    image = next(path.glob("train/1/*.png"))
+    image.write_bytes(image.read_bytes()[:70])
+    with pytest.raises(OSError, match=re.escape(f"expected a whole image in {image}")):
+        fit(Train(**options))
+    image.unlink()
+    (path / "val/2").rename(path / "val/two")
+    with pytest.raises(ValueError, match="only in one of them: 2, two"):
+        fit(Train(**options))
+    with pytest.raises(OSError, match="got no nowhere/train"):
+        fit(Train(**{**options, "data": "imagefolder:nowhere"}))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_say_what_they_are(name):
+    """Paper, expected number, cost and command; the cost is checked, and the norm stands in the net."""
+    text, config = PRESETS[name].__doc__, PRESETS[name]()
+    assert "Expected:" in text
+    assert f"whitenorm train {name}" in text.split("Command:")[1]
+    sets = {"cifar10": ((3, 32, 32), 10, 50_000), "mnist": ((1, 28, 28), 10, 60_000)}
+    shape, classes, images = sets.get(config.data, ((3, 224, 224), 1000, 1_281_167))
+    with torch.device("meta"):
+        net = nets.build(config.net, classes, shape=shape, width=config.width).eval()
+        with FlopCounterMode(display=False) as counter:
+            net(torch.empty(1, *shape))
+        net = nets.place_(net, config.norm, config.where, **config.norm_options())
+    assert any(type(module).__module__.startswith("whitenorm.layers") for module in net.modules())
+    stated = float(re.search(r"Cost: ([\d.]+) PFLOPs", text)[1])
+    assert 3 * counter.get_total_flops() * images * config.epochs / 1e15 == pytest.approx(stated, rel=0.02)
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(data.ROOT_VARIABLE, raising=False)
+    assert main(["train", "custom", "--net", "mlp-8", "--data", "digits", "--epochs", "2", "--norm", "gw"]) == 0
+    said = capsys.readouterr().out
+    assert "epoch 2/2: train" in said
+    assert "0:00:00 left" in said
+    assert Path("runs/digits-mlp-8-gw-all/outcome.json").exists()
+    assert main(["train", "dbn-resnet", "--epochs", "1"]) == 1
+    assert "cs.toronto.edu" in capsys.readouterr().err
+
+
+def test_preset_with_its_norm_on_digits():
+    config = PRESETS["dbn-resnet"](net="resnet8", data="digits", epochs=1, progress=False)
+    model = nets.build("resnet8", 10, config.norm, config.where, shape=(1, 8, 8))
+    assert isinstance(model.norm, whitenorm.DecorrelatedBatchNorm)
+    assert fit(config).config["where"] == "l1"
