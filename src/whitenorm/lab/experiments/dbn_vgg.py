@@ -7,10 +7,12 @@ the width, 10,000 images and 6 epochs. Command: ``whitenorm reproduce dbn-vgg --
 
 from __future__ import annotations
 
+from typing import Any
+
 from whitenorm.lab.experiments.classification import entry, lower_error, variants
 from whitenorm.lab.training.presets.dbn import DbnVgg
 
-_CASES = {
+_CASES: dict[str, dict[str, Any]] = {
     "SGD": {},
     "Adam": {"optimizer": "adam", "lr": 0.01},
     "ELU": {"activation": "elu"},

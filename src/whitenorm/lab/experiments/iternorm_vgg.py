@@ -8,17 +8,19 @@ Paper: 16 convolutions, 160 epochs, lr 0.1 divided by 5 at 60 and 120, batch 256
 
 from __future__ import annotations
 
+from typing import Any
+
 from whitenorm.lab.experiments.classification import entry, lower_error, variants
 from whitenorm.lab.training.presets.iternorm import IternormVgg
 
-_CASES = {
+_CASES: dict[str, dict[str, Any]] = {
     "batch 256": {},
     "batch 1024": {"batch_size": 1024, "lr": 0.4},
     "batch 16": {"batch_size": 16, "lr": 0.0125},
     "10 × lr": {"lr": 1.0},
 }
 _POINTS = dict(zip(_CASES, ((0.79, 0.22), (0.53, 0.37), (1.11, 1.05), (0.75, 0.58)), strict=True))
-_NORMS = {
+_NORMS: dict[str, dict[str, Any]] = {
     "BN": {"norm": "bn", "group_size": None},
     "DBN": {"norm": "dbn", "group_size": 16},
     "IterNorm": {},
