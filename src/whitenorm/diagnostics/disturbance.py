@@ -14,8 +14,8 @@ from whitenorm.diagnostics.conditioning import features_of
 from whitenorm.layers import BatchWhitening
 from whitenorm.solvers import Solver
 
-# Batches whose statistics are solved for at once.
-_TOGETHER = 16
+# Batches whose statistics are solved for at once, and the values in them.
+_TOGETHER, _VALUES = 16, 2**22
 Operation = BatchWhitening | nn.modules.batchnorm._BatchNorm
 
 
@@ -70,15 +70,19 @@ def stochastic_disturbance(
     chosen = data[torch.randperm(len(data), generator=generator)[:samples].to(data.device)]
     total = torch.zeros(len(chosen), dtype=data.dtype, device=data.device)
     with torch.no_grad():
-        outputs = [_normalized(norm, data, chosen, batch_size, n, generator) for n in _portions(repeats)]
+        outputs = [
+            _normalized(norm, data, chosen, batch_size, n, generator)
+            for n in _portions(repeats, batch_size * data.shape[1])
+        ]
         mean = sum(part.sum(0) for part in outputs) / repeats
         for part in outputs:
             total += torch.linalg.vector_norm(part - mean, dim=-1).sum(0)
     return Disturbance(total / repeats, (total / repeats).mean().item())
 
 
-def _portions(repeats: int) -> list[int]:
-    return [min(_TOGETHER, repeats - start) for start in range(0, repeats, _TOGETHER)]
+def _portions(repeats: int, values: int) -> list[int]:
+    together = max(1, min(_TOGETHER, _VALUES // values))
+    return [min(together, repeats - start) for start in range(0, repeats, together)]
 
 
 def _normalized(
