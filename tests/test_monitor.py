@@ -286,6 +286,18 @@ def test_a_compiled_model(how):
         pass
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_compiled_function_that_calls_the_model_is_no_silence():
+    model = net()
+    step = torch.compile(lambda x: model(x).square().mean(), backend="eager")
+    with pytest.raises(AssertionError, match="set_stance"), monitor(model, Kept()):
+        step(torch.randn(32, 8))
+    assert not hooks_of(model)
+    step(torch.randn(32, 8))
+    with pytest.warns(UserWarning, match="not from inside a compiled function"), monitor(model, Kept()):
+        step(torch.randn(32, 8))
+
+
 def test_it_is_said_when_nothing_was_seen():
     model = net()
     with pytest.warns(UserWarning, match="expected training steps inside the context"), monitor(model, Kept()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from whitenorm.core.check import check_positive
 from whitenorm.diagnostics.destinations import Write, destination
 from whitenorm.diagnostics.inspection import Inspection, LayerReport, _norms_of, _Watch
-from whitenorm.diagnostics.wrappers import called_module, inner_module, is_compiled, plain_name
+from whitenorm.diagnostics.wrappers import called_module, inner_module, plain_name
 
 # The share of the time that watching may take.
 BUDGET = 0.01
@@ -38,7 +39,6 @@ class Monitor:
         self.last: Inspection | None = None
         self.cost = 0.0
         self._layers = {layer: plain_name(name) for layer, name in _norms_of(inner_module(model)).items()}
-        self._eager = any(is_compiled(module) for module in model.modules())
         self._write, self._every = write, every
         self._count = 0
         self._start = self._cost_of_last = 0.0
@@ -56,7 +56,8 @@ class Monitor:
         self._count += 1
         if due:
             self._watch, self._complete = _Watch(self._layers), False
-            if self._eager:
+            # Compiled code skips hooks; where the compiler was never loaded, which takes seconds, there is none.
+            if "torch._dynamo" in sys.modules:
                 self._forward.enter_context(torch.compiler.set_stance("force_eager"))
             self._forward.enter_context(self._watch.features())
             if memory:
@@ -133,8 +134,9 @@ def monitor(model: nn.Module, to: Any, every: int | None = None, *, first_step: 
     the running statistics have forgotten where they began.
 
     Args:
-        model: any module that is called itself; in DDP or FSDP, or compiled by ``torch.compile(model)``: then watched
-            steps run without the compiler. Of several processes only rank zero watches.
+        model: any module that the loop calls, also in DDP or FSDP; of several processes only rank zero watches.
+            Compiled by ``torch.compile(model)``, its watched steps run without the compiler. It cannot be called from
+            inside a compiled function.
         to: a ``.csv`` file, to which rows are appended; a folder for TensorBoard; a writer with
             ``add_scalar(tag, value, step)``; or a function of the step and the :class:`Inspection`.
         every: watch the first step and every so many after it. By default the first, and then as often as all
@@ -186,7 +188,13 @@ class _Hooks:
         return _Hooks, ()
 
     def before(self, module: nn.Module, inputs: Any) -> None:
-        if self.watching is None or module is not self.root or not module.training or not torch.is_grad_enabled():
+        if (
+            self.watching is None
+            or self.begin is None
+            or module is not self.root
+            or not module.training
+            or not torch.is_grad_enabled()
+        ):
             return
         # What a checkpoint did not keep is computed again in backward.
         if _in_backward():

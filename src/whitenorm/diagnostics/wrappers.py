@@ -29,14 +29,9 @@ def called_module(model: nn.Module) -> nn.Module:
             "use torch.compile(model)"
         )
     wrapped = _wrapped(model)
-    return model if wrapped is None or is_compiled(model) else called_module(wrapped)
+    return model if wrapped is None or "_orig_mod" in model._modules else called_module(wrapped)
 
 
 def plain_name(name: str) -> str:
     """A module's name as in the model without wrappers."""
     return ".".join(part for part in name.split(".") if part not in _INSIDE)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """By ``torch.compile(module)`` or ``module.compile()``."""
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
