@@ -286,6 +286,7 @@ def test_a_compiled_model(how):
         pass
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_a_compiled_function_that_calls_the_model_is_no_silence():
     model = net()

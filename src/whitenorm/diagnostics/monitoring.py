@@ -188,13 +188,7 @@ class _Hooks:
         return _Hooks, ()
 
     def before(self, module: nn.Module, inputs: Any) -> None:
-        if (
-            self.watching is None
-            or self.begin is None
-            or module is not self.root
-            or not module.training
-            or not torch.is_grad_enabled()
-        ):
+        if self.watching is None or module is not self.root or not module.training or not torch.is_grad_enabled():
             return
         # What a checkpoint did not keep is computed again in backward.
         if _in_backward():
