@@ -288,15 +288,19 @@ def test_a_compiled_model(how):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_a_compiled_function_that_calls_the_model_is_no_silence():
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_compiled_function_that_calls_the_model_is_no_silence(compiled_before):
+    torch._dynamo.reset()
     model = net()
     step = torch.compile(lambda x: model(x).square().mean(), backend="eager")
-    with pytest.raises(AssertionError, match="set_stance"), monitor(model, Kept()):
+    if compiled_before:
         step(torch.randn(32, 8))
+        with pytest.warns(UserWarning, match="not from inside a compiled function"), monitor(model, Kept()):
+            step(torch.randn(32, 8))
+    else:
+        with pytest.raises(AssertionError, match="set_stance"), monitor(model, Kept()):
+            step(torch.randn(32, 8))
     assert not hooks_of(model)
-    step(torch.randn(32, 8))
-    with pytest.warns(UserWarning, match="not from inside a compiled function"), monitor(model, Kept()):
-        step(torch.randn(32, 8))
 
 
 def test_it_is_said_when_nothing_was_seen():
@@ -349,6 +353,7 @@ def test_a_training_that_diverges_goes_on_and_shows():
         model(torch.full((32, 8), float("nan"))).sum().backward()
     assert math.isnan(watching.last[0].condition_before)
     assert "NaN" in watching.last[0].advice[0]
+    assert "NaN or infinity" in watching.last.to_html()
 
 
 def test_autocast_gives_the_same_numbers_as_outside_of_it():

@@ -243,4 +243,8 @@ def _unmeasured(watch: _Watch, layer: nn.Module) -> LayerReport:
         gradient_ratio=None,
         time_share=None,
         memory_share=None,
+        spectrum_before=[],
+        spectrum_after=[],
+        correlations_before=torch.zeros(0, 0),
+        correlations_after=torch.zeros(0, 0),
     )
