@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import whitenorm
-from benchmarks.timing import machine
 from whitenorm.diagnostics import monitor
+from whitenorm.lab.machine import machine
 
 RESULTS = Path(__file__).parent / "results" / "monitoring.json"
 
@@ -143,7 +143,8 @@ def run(options: Overhead) -> dict[str, Any]:
         print(
             f"{name}: step {case['step_ms']:.1f} ms, watching one {case['watching_ms']:.1f} ms more "
             f"({case['watching_counted_ms']:.1f} counted); {case['watched_steps']} of {case['steps']} steps watched, "
-            f"overhead {case['overhead']:+.2%}, after the first {case['overhead_after_first']:+.2%} ({case['counted_overhead']:.2%} counted), of a step that is not watched "
+            f"overhead {case['overhead']:+.2%}, after the first {case['overhead_after_first']:+.2%} "
+            f"({case['counted_overhead']:.2%} counted), of a step that is not watched "
             f"{case['unwatched_step_overhead']:+.2%}",
             flush=True,
         )
