@@ -7,12 +7,14 @@ from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbanc
 from whitenorm.diagnostics.diversity import diversity
 from whitenorm.diagnostics.fisher import fisher_condition_number
 from whitenorm.diagnostics.inspection import Inspection, LayerReport, inspect
+from whitenorm.diagnostics.monitoring import Monitor, monitor
 from whitenorm.diagnostics.page import html_page
 
 __all__ = [
     "Disturbance",
     "Inspection",
     "LayerReport",
+    "Monitor",
     "condition_number",
     "constraint_number",
     "correlation",
@@ -23,6 +25,7 @@ __all__ = [
     "html_page",
     "inspect",
     "measured_constraint_number",
+    "monitor",
     "saved_bytes",
     "spectrum",
     "stochastic_disturbance",

@@ -36,7 +36,11 @@ def features_of(x: Tensor, least: int = 2) -> Tensor:
 
 def covariance(x: Tensor) -> Tensor:
     """The biased covariance ``(C, C)`` of features ``(N, C, ...)``, in float64."""
-    rows = features_of(x)
+    return covariance_of(features_of(x))
+
+
+def covariance_of(rows: Tensor) -> Tensor:
+    """The same of rows as :func:`features_of` gives them, unchecked."""
     layout = channel_groups(rows, rows.shape[1], pooled=True)
     with torch.no_grad():
         return moments(layout.split(rows), pooled=True).cov.reshape(rows.shape[1], rows.shape[1])
@@ -44,7 +48,12 @@ def covariance(x: Tensor) -> Tensor:
 
 def spectrum(x: Tensor) -> Tensor:
     """The eigenvalues of the covariance, from the largest, none below zero."""
-    return torch.linalg.eigvalsh(covariance(x)).flip(0).clamp_min(0)
+    return spectrum_of(covariance(x))
+
+
+def spectrum_of(cov: Tensor) -> Tensor:
+    """The same of a covariance."""
+    return torch.linalg.eigvalsh(cov).flip(0).clamp_min(0)
 
 
 def condition_number(x: Tensor, percent: float = 100) -> float:
@@ -94,16 +103,20 @@ def correlation(x: Tensor) -> float:
         >>> round(correlation(x), 6)
         1.0
     """
-    matrix = correlations(x).abs()
+    return mean_correlation(correlations_of(covariance(x)))
+
+
+def mean_correlation(matrix: Tensor) -> float:
+    """The same of a correlation matrix."""
     size = len(matrix)
     if size == 1:
         return 0.0
+    matrix = matrix.abs()
     return ((matrix.sum() - matrix.diagonal().sum()) / (size * (size - 1))).item()
 
 
-def correlations(x: Tensor) -> Tensor:
-    """The correlation matrix ``(C, C)`` of features ``(N, C, ...)``, in float64, with zeros for constant ones."""
-    cov = covariance(x)
+def correlations_of(cov: Tensor) -> Tensor:
+    """The correlation matrix ``(C, C)`` of a covariance, with zeros for constant features."""
     scale = cov.diagonal().sqrt()
     return (cov / (scale[:, None] * scale[None, :])).nan_to_num(0)
 

@@ -14,8 +14,10 @@ from whitenorm.diagnostics.conditioning import features_of
 from whitenorm.layers import BatchWhitening
 from whitenorm.solvers import Solver
 
-# Batches whose statistics are solved for at once.
-_TOGETHER = 16
+# Batches whose statistics are solved for at once, and the values in them.
+_TOGETHER, _VALUES = 16, 2**22
+# Of how many times the batch all the data are rather weighted than batches gathered.
+_DENSE = 8
 Operation = BatchWhitening | nn.modules.batchnorm._BatchNorm
 
 
@@ -70,15 +72,19 @@ def stochastic_disturbance(
     chosen = data[torch.randperm(len(data), generator=generator)[:samples].to(data.device)]
     total = torch.zeros(len(chosen), dtype=data.dtype, device=data.device)
     with torch.no_grad():
-        outputs = [_normalized(norm, data, chosen, batch_size, n, generator) for n in _portions(repeats)]
+        outputs = [
+            _normalized(norm, data, chosen, batch_size, n, generator)
+            for n in _portions(repeats, batch_size * data.shape[1])
+        ]
         mean = sum(part.sum(0) for part in outputs) / repeats
         for part in outputs:
             total += torch.linalg.vector_norm(part - mean, dim=-1).sum(0)
     return Disturbance(total / repeats, (total / repeats).mean().item())
 
 
-def _portions(repeats: int) -> list[int]:
-    return [min(_TOGETHER, repeats - start) for start in range(0, repeats, _TOGETHER)]
+def _portions(repeats: int, values: int) -> list[int]:
+    together = max(1, min(_TOGETHER, _VALUES // values))
+    return [min(together, repeats - start) for start in range(0, repeats, together)]
 
 
 def _normalized(
@@ -87,12 +93,27 @@ def _normalized(
     """x ``(S, d)`` normalised with the statistics of as many batches, ``(repeats, S, d)``."""
     size = norm.group_size if isinstance(norm, BatchWhitening) else 1
     solver: Solver | None = norm.solver if isinstance(norm, BatchWhitening) else None
-    drawn = torch.randint(len(data), (repeats, batch_size), generator=generator).to(data.device)
-    batches = data[drawn].mT  # repeats, d, B: each batch is a sample of its own
-    layout = channel_groups(batches, size, pooled=False)
-    mean, cov, _ = moments(layout.split(batches), pooled=False)
+    drawn = torch.randint(len(data), (repeats, batch_size), generator=generator)
+    if size == 1 and len(data) <= _DENSE * batch_size:
+        mean, cov = _weighted_moments(data, drawn)
+    else:
+        batches = data[drawn.to(data.device)].mT  # repeats, d, B: each batch is a sample of its own
+        mean, cov, _ = moments(channel_groups(batches, size, pooled=False).split(batches), pooled=False)
     identity = torch.eye(size, dtype=cov.dtype, device=cov.device)
     cov = cov + norm.eps * identity
     matrix = cov.rsqrt() if solver is None else solver.solve(cov)[0]
     groups = x.reshape(1, len(x), -1, size) - mean.unsqueeze(1)
     return torch.einsum("rgij,rsgj->rsgi", matrix, groups).flatten(2)
+
+
+def _weighted_moments(data: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Means ``(repeats, d, 1)`` and variances ``(repeats, d, 1, 1)`` of batches, by how often each has each sample."""
+    counts = torch.zeros(len(drawn), len(data), dtype=data.dtype).scatter_add_(
+        1, drawn, torch.ones_like(drawn, dtype=data.dtype)
+    )
+    weights = (counts / drawn.shape[1]).to(data.device)
+    shift = data.mean(0)
+    centred = data - shift
+    mean = weights @ centred
+    var = (weights @ centred.square() - mean.square()).clamp_min(0)
+    return (mean + shift).unsqueeze(-1), var[..., None, None]

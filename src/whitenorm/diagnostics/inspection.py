@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 import json
 import math
 import time
@@ -10,20 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from whitenorm.diagnostics.conditioning import (
     condition_of,
-    correlation,
-    correlations,
-    covariance,
+    correlations_of,
+    covariance_of,
     features_of,
-    spectrum,
+    mean_correlation,
+    spectrum_of,
 )
 from whitenorm.diagnostics.constraints import feasible_range
 from whitenorm.diagnostics.disturbance import stochastic_disturbance
@@ -50,7 +54,8 @@ class LayerReport:
     methods), ``drift`` how far the batch's statistics are from the population's, in standard deviations of the latter,
     ``gradient_ratio`` the norm of the input's gradient over the output's, and ``time_share`` and ``memory_share`` the
     layer's part of the model's forward time and of what is kept for backward. ``spectrum_*`` are the eigenvalues of the
-    features' covariance, from the largest, and ``correlations_*`` the correlation matrix of the first 64 channels.
+    features' covariance, from the largest, and ``correlations_*`` the correlation matrix of the first 64 channels. What
+    was not measured is None.
     """
 
     name: str
@@ -65,8 +70,8 @@ class LayerReport:
     disturbance: float | None
     drift: float | None
     gradient_ratio: float | None
-    time_share: float
-    memory_share: float
+    time_share: float | None
+    memory_share: float | None
     spectrum_before: list[float] = field(repr=False)
     spectrum_after: list[float] = field(repr=False)
     # One truth value is not to be had of two matrices.
@@ -148,129 +153,162 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
         >>> report.name, report.kind, report.condition_after < report.condition_before
         ('1', 'IterNorm', True)
     """
-    layers: dict[nn.Module, str] = {
-        module: name for name, module in model.named_modules() if isinstance(module, _NORMS)
-    }
-    if not layers:
-        raise ValueError(
-            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Group- or LayerNorm)"
-        )
-    watch = _Watch(layers)
+    watch = _Watch(_norms_of(model))
     with ExitStack() as stack:
         stack.enter_context(unchanged_buffers(model))
         stack.enter_context(_unchanged_gradients(model))
         with torch.no_grad(), watch.clock():
             _call(model, batch)
-        with torch.enable_grad(), watch.features():
+        stack.callback(watch.release)
+        with torch.enable_grad(), watch.features(), watch.memory():
             output = _call(model, batch)
             (_mean_square(output) if loss is None else loss(output)).backward()
     return Inspection(watch.report(layer) for layer in watch.order)
 
 
+class _Seen(NamedTuple):
+    """What is kept of a layer's input or output: some rows ``(R, C)``, and the shape ``(N, C, ...)`` of all."""
+
+    rows: Tensor
+    shape: torch.Size
+
+
 class _Watch:
-    """Hooks on the layers, and what they saw."""
+    """Hooks on the layers, and what they saw of the first time each runs."""
 
     def __init__(self, layers: dict[nn.Module, str]) -> None:
         self.layers = layers
         self.order: list[nn.Module] = []
         self.seconds: dict[nn.Module, float] = {}
-        self.inputs: dict[nn.Module, Tensor] = {}
-        self.outputs: dict[nn.Module, Tensor] = {}
-        self.gradients: dict[nn.Module, dict[str, float]] = {layer: {} for layer in layers}
+        self.inputs: dict[nn.Module, _Seen] = {}
+        self.outputs: dict[nn.Module, _Seen] = {}
+        self.gradients: dict[nn.Module, dict[str, Tensor]] = {layer: {} for layer in layers}
+        self.advice: dict[nn.Module, dict[str, str]] = {}
         self.saved: dict[nn.Module | None, int] = {}
         self.total = 0.0
+        # Of the hooks themselves.
+        self.cost = 0.0
+        self._on_tensors: list[RemovableHandle] = []
+        self._active: list[nn.Module] = []
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """How long each layer takes, and all of it."""
+        """How long each layer takes, and all of it but what is spent on watching."""
         starts: dict[nn.Module, float] = {}
 
         def before(layer: nn.Module, inputs: Any, named: Any) -> None:
-            starts[layer] = time.perf_counter()
+            starts[layer] = _now(layer)
 
         def after(layer: nn.Module, inputs: Any, output: Any) -> None:
-            self.seconds[layer] = self.seconds.get(layer, 0.0) + time.perf_counter() - starts[layer]
+            self.seconds[layer] = self.seconds.get(layer, 0.0) + _now(layer) - starts[layer]
 
-        start = time.perf_counter()
-        with self._hooked(before, after):
+        device = next(iter(self.layers))
+        start, cost = _now(device), self.cost
+        with self._hooked(before, after, innermost=True):
             yield
-        self.total = time.perf_counter() - start
+            self.total = _now(device) - start - (self.cost - cost)
 
     @contextmanager
     def features(self) -> Iterator[None]:
-        """The layers' inputs, outputs and gradients, and what is kept for backward, of the first time each runs."""
-        active: list[nn.Module] = []
-        seen: set[int] = set()
+        """Rows of the layers' inputs and outputs, and the norms of their gradients."""
 
         def before(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-            active.append(layer)
+            start = _now(layer)
+            self._active.append(layer)
             if layer not in self.inputs:
                 x = inputs[0] if inputs else named["input"]
                 self.order.append(layer)
-                self.inputs[layer] = x.detach()
+                self.inputs[layer] = _seen(layer, x)
                 self._watch_gradient(layer, "input", x)
+            self.cost += _now(layer) - start
 
         def after(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-            active.pop()
+            start = _now(layer)
+            self._active.pop()
             if layer not in self.outputs:
-                # A copy: what follows may write into it.
-                self.outputs[layer] = output.detach().clone()
+                self.outputs[layer] = _seen(layer, output)
                 self._watch_gradient(layer, "output", output)
+            self.cost += _now(layer) - start
+
+        with self._hooked(before, after):
+            yield
+
+    @contextmanager
+    def memory(self) -> Iterator[None]:
+        """What is kept for backward, by each layer and by all else; inside of :meth:`features`."""
+        seen: set[int] = set()
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
-                owner = active[-1] if active else None
+                owner = self._active[-1] if self._active else None
                 self.saved[owner] = self.saved.get(owner, 0) + storage.nbytes()
             return tensor
 
-        with self._hooked(before, after), saved_tensors_hooks(pack, lambda tensor: tensor):
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
 
     def _watch_gradient(self, layer: nn.Module, which: str, tensor: Tensor) -> None:
+        def keep(grad: Tensor) -> None:
+            start = time.perf_counter()
+            self.gradients[layer][which] = grad.detach().norm()
+            self.cost += time.perf_counter() - start
+
         if tensor.requires_grad:
-            tensor.register_hook(lambda grad: self.gradients[layer].__setitem__(which, grad.norm().item()))
+            self._on_tensors.append(tensor.register_hook(keep))
+
+    def release(self) -> None:
+        """Take the hooks off tensors, of which some, such as a learned input, outlive the step."""
+        for hook in self._on_tensors:
+            hook.remove()
+        self._on_tensors.clear()
 
     @contextmanager
-    def _hooked(self, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
+    def _hooked(
+        self, before: Callable[..., None], after: Callable[..., None], innermost: bool = False
+    ) -> Iterator[None]:
+        """Hooks around the layers; the innermost run last before and first after the layer."""
         hooks = []
         try:
             for layer in self.layers:
                 hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-                hooks.append(layer.register_forward_hook(after))
+                hooks.append(layer.register_forward_hook(after, prepend=innermost))
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
     def report(self, layer: nn.Module) -> LayerReport:
-        x, y = (_channels_second(layer, tensor) for tensor in (self.inputs[layer], self.outputs[layer]))
-        before, after = _sampled(features_of(x)), _sampled(features_of(y))
-        values, values_after = spectrum(before).tolist(), spectrum(after).tolist()
-        gradients = self.gradients[layer]
+        shape = self.inputs[layer].shape
+        before, after = features_of(self.inputs[layer].rows), features_of(self.outputs[layer].rows)
+        cov_before, cov_after = covariance_of(before), covariance_of(after)
+        values, values_after = spectrum_of(cov_before).tolist(), spectrum_of(cov_after).tolist()
+        matrix, matrix_after = correlations_of(cov_before), correlations_of(cov_after)
+        gradients = {which: norm.item() for which, norm in self.gradients[layer].items()}
         known = len(gradients) == 2 and gradients["output"] > 0
         result = LayerReport(
             name=self.layers[layer],
             kind=type(layer).__name__,
-            width=x.shape[1],
-            groups=_groups(layer, x.shape[1]),
+            width=shape[1],
+            groups=_groups(layer, shape[1]),
             condition_before=condition_of(values),
             condition_after=condition_of(values_after),
-            correlation_before=correlation(before),
-            correlation_after=correlation(after),
+            correlation_before=mean_correlation(matrix),
+            correlation_after=mean_correlation(matrix_after),
             dead=_dead(values),
-            disturbance=_disturbance(layer, before, x.numel() // x.shape[1]),
-            drift=_drift(layer, before),
+            disturbance=_disturbance(layer, before, shape.numel() // shape[1]),
+            drift=_drift(layer, before.mean(0), cov_before),
             gradient_ratio=gradients["input"] / gradients["output"] if known else None,
-            time_share=self.seconds.get(layer, 0.0) / max(self.total, 1e-12),
-            memory_share=self.saved.get(layer, 0) / max(sum(self.saved.values()), 1),
+            time_share=self.seconds.get(layer, 0.0) / self.total if self.total else None,
+            memory_share=self.saved.get(layer, 0) / sum(self.saved.values()) if self.saved else None,
             spectrum_before=values,
             spectrum_after=values_after,
-            correlations_before=correlations(before[:, :_CHANNELS]).float().cpu(),
-            correlations_after=correlations(after[:, :_CHANNELS]).float().cpu(),
+            correlations_before=matrix[:_CHANNELS, :_CHANNELS].float().cpu(),
+            correlations_after=matrix_after[:_CHANNELS, :_CHANNELS].float().cpu(),
         )
-        result.advice += _advice(layer, x, result)
+        self.advice[layer] = _advice(layer, shape, result)
+        result.advice += self.advice[layer].values()
         return result
 
 
@@ -279,23 +317,44 @@ def _dead(values: list[float]) -> float:
     return sum(value < least for value in values) / len(values)
 
 
-def _advice(layer: nn.Module, x: Tensor, report: LayerReport) -> list[str]:
-    """What is off in the set-up, and what to do."""
-    words = []
-    values = x.numel() // x.shape[1]
+def _norms_of(model: nn.Module) -> dict[nn.Module, str]:
+    layers: dict[nn.Module, str] = {
+        module: name for name, module in model.named_modules() if isinstance(module, _NORMS)
+    }
+    if not layers:
+        raise ValueError(
+            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Group- or LayerNorm)"
+        )
+    return layers
+
+
+def _now(layer: nn.Module) -> float:
+    """The time, when all work before it is done."""
+    tensor = next(itertools.chain(layer.parameters(), layer.buffers()), None)
+    if tensor is not None and tensor.device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(tensor.device)
+    return time.perf_counter()
+
+
+def _advice(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict[str, str]:
+    """What is off in the set-up, by kind, and what to do."""
+    words = {}
+    values, sample = shape.numel() // shape[1], shape[1:].numel()
+    if isinstance(layer, PopulationWhitening) and layer.process_group is not None:
+        values *= dist.get_world_size(layer.process_group)
     if isinstance(layer, PopulationWhitening) and values < layer.group_size:
-        words.append(
+        words["singular"] = (
             f"{values} values a channel for a covariance of {layer.group_size} channels, which is singular; use a "
             "larger batch, smaller groups, synchronize_, or GroupWhitening"
         )
     if isinstance(layer, (GroupWhitening, LayerWhitening)):
-        most = feasible_range("gw", x[0].numel()).most
+        most = feasible_range("gw", sample).most
         if most is not None and layer.num_groups > most:
-            words.append(
-                f"{layer.num_groups} groups of {x[0].numel()} values leave no freedom; at most {most} are feasible"
+            words["infeasible"] = (
+                f"{layer.num_groups} groups of {sample} values leave no freedom; at most {most} are feasible"
             )
     if report.drift is not None and report.drift > 1:
-        words.append(
+        words["drift"] = (
             f"population statistics are {report.drift:.1f} standard deviations from this batch's; train longer, raise "
             "momentum, or recalibrate_"
         )
@@ -310,7 +369,7 @@ def _disturbance(layer: nn.Module, rows: Tensor, values: int) -> float | None:
     return stochastic_disturbance(layer, rows, size, samples=32, repeats=16, generator=generator).operation
 
 
-def _drift(layer: nn.Module, rows: Tensor) -> float | None:
+def _drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
     """The distance of the batch's mean and spread from the population's, in the latter's standard deviations."""
     if not isinstance(layer, (PopulationWhitening, _BATCH)) or not layer.track_running_stats:
         return None
@@ -319,10 +378,10 @@ def _drift(layer: nn.Module, rows: Tensor) -> float | None:
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
     matrix = _population_matrix(layer, size)
     groups = matrix.shape[0]
-    shift = (matrix @ (rows.mean(0) - mean.double()).view(groups, size, 1)).squeeze(-1)
-    cov = covariance(rows).view(groups, size, groups, size).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-    spread = matrix @ cov @ matrix.mT - torch.eye(size, dtype=torch.float64, device=rows.device)
-    return math.sqrt((shift.square().sum() / rows.shape[1] + spread.square().sum() / rows.shape[1]).item())
+    shift = (matrix @ (batch_mean - mean.double()).view(groups, size, 1)).squeeze(-1)
+    cov = cov.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    spread = matrix @ cov @ matrix.mT - torch.eye(size, dtype=torch.float64, device=cov.device)
+    return math.sqrt(((shift.square().sum() + spread.square().sum()) / len(batch_mean)).item())
 
 
 def _population_matrix(layer: nn.Module, size: int) -> Tensor:
@@ -350,10 +409,22 @@ def _channels_second(layer: nn.Module, x: Tensor) -> Tensor:
     return x
 
 
-def _sampled(rows: Tensor) -> Tensor:
-    if len(rows) <= _ROWS:
-        return rows
-    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:_ROWS].to(rows.device)]
+def _seen(layer: nn.Module, x: Tensor) -> _Seen:
+    """A copy of some values, for what follows may write into x."""
+    x = _channels_second(layer, x.detach())
+    if x.ndim < 2:
+        return _Seen(x.clone(), x.shape)
+    flat = x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)  # N, C, L
+    chosen = _chosen(flat.shape[0] * flat.shape[2]).to(x.device)
+    return _Seen(flat[chosen // flat.shape[2], :, chosen % flat.shape[2]], x.shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _chosen(number: int) -> Tensor:
+    """Which of as many rows are looked at: always the same."""
+    if number <= _ROWS:
+        return torch.arange(number)
+    return torch.randperm(number, generator=torch.Generator().manual_seed(0))[:_ROWS]
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

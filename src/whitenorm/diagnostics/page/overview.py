@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,14 +49,19 @@ def tiles(runs: Mapping[str, Inspection]) -> str:
             "norms": str(len(reports)),
             "median κ": _change(reports, "condition", statistics.median),
             "mean |r|": _change(reports, "correlation", statistics.fmean),
-            "forward time": percent(sum(r.time_share for r in reports)),
-            "memory": percent(sum(r.memory_share for r in reports)),
+            "forward time": _total(r.time_share for r in reports),
+            "memory": _total(r.memory_share for r in reports),
             "advice": str(sum(len(r.advice) for r in reports)),
         }
         items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
         heading = f"<h2>{escape(label)}</h2>" if len(runs) > 1 else ""
         cards.append(f'<section class="card">{heading}<dl class="tiles">{items}</dl></section>')
     return "".join(cards)
+
+
+def _total(shares: Iterable[float | None]) -> str:
+    measured = [share for share in shares if share is not None]
+    return percent(sum(measured)) if measured else "–"
 
 
 def condition_plots(runs: Mapping[str, Inspection], names: list[str]) -> str:

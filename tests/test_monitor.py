@@ -1,0 +1,398 @@
+"""A training that is watched: what is written, and that it is the same training."""
+
+import copy
+import csv
+import functools
+import itertools
+import math
+import pickle
+import random
+import time
+import warnings
+
+import pytest
+import torch
+from models import ResNet
+from ranks import start
+from torch import multiprocessing, nn
+from torch.utils.checkpoint import checkpoint
+
+import whitenorm
+from whitenorm.diagnostics import Inspection, inspect, monitor
+from whitenorm.diagnostics import monitoring as module
+
+
+def net(width=8):
+    return nn.Sequential(nn.Linear(width, width), whitenorm.IterNorm(width), nn.ReLU(), nn.BatchNorm1d(width))
+
+
+def train(model, steps, optimizer=None, size=32):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        loss = model(torch.randn(size, 8, generator=generator)).square().mean()
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def hooks_of(model):
+    return [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+
+
+def rows_of(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+class Kept(dict):
+    """A destination that keeps all."""
+
+    def __call__(self, step, rows):
+        self[step] = rows
+
+
+def test_rows_are_those_of_inspect():
+    model = ResNet()
+    x = torch.randn(16, 3, 8, 8)
+    expected = inspect(model, x, loss=lambda y: y.abs().mean())
+    with monitor(model, Kept()) as watching:
+        model(x).abs().mean().backward()
+    assert isinstance(watching.last, Inspection)
+    for row, other in zip(watching.last, expected, strict=True):
+        for key in ("name", "kind", "condition_before", "condition_after", "dead", "disturbance", "gradient_ratio"):
+            assert getattr(row, key) == pytest.approx(getattr(other, key)), key
+        # Here without what the loss keeps.
+        assert other.memory_share < row.memory_share < 1.1 * other.memory_share
+        assert row.drift < other.drift  # This batch is in the population by now.
+    assert 0 < sum(row.time_share for row in watching.last) < 1
+
+
+def test_the_training_is_the_same_bit_for_bit():
+    def trained(watched):
+        torch.manual_seed(0)
+        random.seed(0)
+        model = nn.Sequential(net(), nn.Dropout(0.5), whitenorm.DecorrelatedBatchNorm(8, 4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if watched:
+            with monitor(model, kept, every=2):
+                train(model, 7, optimizer)
+        else:
+            train(model, 7, optimizer)
+        return {**model.state_dict(), "torch": torch.get_rng_state()}, random.getstate()
+
+    kept = Kept()
+    (plain, state), (watched, other) = trained(False), trained(True)
+    assert list(kept) == [1, 3, 5, 7]
+    assert state == other
+    assert all(torch.equal(value, watched[name]) for name, value in plain.items())
+
+
+def test_csv_is_appended_to_and_survives_a_killed_run(tmp_path):
+    path = tmp_path / "new" / "norms.csv"
+    model = net()
+    with monitor(model, path, every=3):
+        train(model, 3)
+        # The row of a watched step is there as soon as the next step begins.
+        assert len(path.read_text().splitlines()) == 3
+    with path.open("a") as file:
+        file.write("99,br")
+    with monitor(model, str(path), every=3, first_step=4) as watching:
+        train(model, 1)
+    assert watching.step == 4
+    rows = rows_of(path)
+    assert [(row["step"], row["name"]) for row in rows] == [
+        ("1", "1"),
+        ("1", "3"),
+        ("99", "br"),
+        ("4", "1"),
+        ("4", "3"),
+    ]
+    assert float(rows[-1]["condition_before"]) == pytest.approx(watching.last[1].condition_before)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with (
+        pytest.raises(OSError, match=r"expected .*other.csv to be new .* \(got a,b\)"),
+        monitor(model, tmp_path / "other.csv"),
+    ):
+        pass
+    assert (tmp_path / "other.csv").read_text() == "a,b\n1,2\n"
+    assert not hooks_of(model)
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = net()
+    with monitor(model, tmp_path / "run.1", every=2) as watching:
+        train(model, 3)
+    events = EventAccumulator(str(tmp_path / "run.1")).Reload()
+    values = events.Scalars("norm/1/condition_after")
+    assert [event.step for event in values] == [1, 3]
+    assert values[-1].value == pytest.approx(watching.last[0].condition_after, rel=1e-5)
+    assert "norm/1/width" not in events.Tags()["scalars"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="expected a folder"), monitor(model, tmp_path / "file"):
+        pass
+
+
+def test_no_tensorboard_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="lab extra"), monitor(net(), tmp_path):
+        pass
+
+
+def test_writers_functions_and_what_is_neither():
+    class Writer:
+        seen = ()
+
+        def add_scalar(self, tag, value, step):
+            self.seen += ((tag, step),)
+
+    model, writer = net(), Writer()
+    with monitor(model, writer):
+        train(model, 1)
+    assert ("norm/3/gradient_ratio", 1) in writer.seen
+    for to in (None, 3):
+        with pytest.raises(ValueError, match=r"expected a \.csv file"), monitor(model, to):
+            pass
+    with pytest.raises(ValueError, match="every"), monitor(model, Kept(), every=0):
+        pass
+    with pytest.raises(ValueError, match="expected a model with norms"), monitor(nn.Linear(2, 2), Kept()):
+        pass
+
+
+def test_only_training_steps_count():
+    model = net()
+    with monitor(model, kept := Kept(), every=1) as watching:
+        train(model, 1)
+        with torch.no_grad():
+            model(torch.randn(32, 8))
+        model.eval()(torch.randn(32, 8)).sum().backward()
+        model.train()
+        train(model, 1)
+    assert watching.step == 2
+    assert list(kept) == [1, 2]
+    assert all(row.gradient_ratio > 0 for rows in kept.values() for row in rows)
+
+
+def test_the_default_keeps_to_its_budget(monkeypatch):
+    model = net()
+    model.register_forward_hook(lambda *_: time.sleep(0.002))
+    monkeypatch.setattr(module, "BUDGET", 0.25)
+    with monitor(model, kept := Kept()) as watching:
+        train(model, 20)  # To warm up.
+        start, before, known = time.perf_counter(), watching.cost, len(kept)
+        train(model, 100)
+        elapsed, cost = time.perf_counter() - start, watching.cost - before
+    assert known < len(kept) < 120
+    assert 0 < cost < 0.3 * elapsed + 0.05
+
+
+def test_a_failure_leaves_nothing_and_loses_nothing(tmp_path):
+    class Fails(nn.Module):
+        fail = False
+
+        def forward(self, x):
+            if self.fail:
+                raise RuntimeError("mine")
+            return x
+
+    model = net().append(Fails())
+    model.register_forward_hook(lambda model, *_: setattr(model[-1], "fail", model[1].num_batches_tracked == 2))
+    with pytest.raises(RuntimeError, match="mine"), monitor(model, tmp_path / "a.csv", every=1):
+        train(model, 5)
+    assert len(hooks_of(model)) == 1  # The test's own.
+    assert [row["step"] for row in rows_of(tmp_path / "a.csv")] == ["1", "1", "2", "2"]
+
+    with monitor(model, kept := Kept(), every=1) as watching:
+        with pytest.raises(RuntimeError, match="mine"):
+            train(model, 1)
+        assert not any(hooks_of(layer) for layer in model)
+        saved = dict(watching._watch.saved)
+        torch.randn(5, requires_grad=True).exp().square().sum().backward()
+        assert watching._watch.saved == saved
+        model[-1].fail = False
+        train(model, 1)
+    assert list(kept) == [2]
+    assert len(hooks_of(model)) == 1
+
+
+def test_hooks_are_on_the_layers_in_watched_forwards_only():
+    model, seen = net(), []
+    model[0].register_forward_hook(lambda *_: seen.append(len(model[1]._forward_hooks)))
+    with monitor(model, Kept(), every=3):
+        train(model, 4)
+        assert not model[1]._forward_hooks
+    assert seen == [2, 0, 0, 2]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_run_again_and_count_once(reentrant):
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.rest = nn.Linear(8, 8), net()
+
+        def forward(self, x):
+            return checkpoint(self.rest, self.first(x), use_reentrant=reentrant)
+
+    model = Saving()
+    with monitor(model, kept := Kept(), every=1) as watching:
+        train(model, 2)
+        if not reentrant:
+            checkpoint(model, torch.randn(32, 8), use_reentrant=False).sum().backward()
+    assert watching.step == len(kept) == (2 if reentrant else 3)
+    assert [row.name for row in watching.last] == ["rest.1", "rest.3"]
+
+
+def test_a_norm_that_runs_twice_is_one_row():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = whitenorm.IterNorm(8)
+            self.alias = self.norm
+
+        def forward(self, x):
+            return self.norm(self.alias(x) ** 3)
+
+    model = Twice()
+    x = torch.randn(64, 8, requires_grad=True)
+    with monitor(model, Kept()) as watching:
+        model(x).square().sum().backward()
+    assert [row.name for row in watching.last] == ["norm"]
+    assert not x._backward_hooks
+
+
+# torch's own, from its compiler.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("how", ["outside", "inside", "in place inside"])
+def test_a_compiled_model(how):
+    model = nn.Sequential(net(), nn.Linear(8, 8))
+    compiled = model
+    if how == "outside":
+        compiled = torch.compile(model, backend="eager")
+    elif how == "inside":
+        model[0] = torch.compile(model[0], backend="eager")
+    else:
+        model[0].compile(backend="eager")
+    train(compiled, 1)
+    with monitor(compiled, kept := Kept(), every=2) as watching:
+        train(compiled, 3)
+    assert watching.step == 3
+    assert [[row.name for row in rows] for rows in kept.values()] == [["0.1", "0.3"]] * 2
+    model.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"use torch.compile\(model\)"), monitor(model, Kept()):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_compiled_function_that_calls_the_model_is_no_silence(compiled_before):
+    torch._dynamo.reset()
+    model = net()
+    step = torch.compile(lambda x: model(x).square().mean(), backend="eager")
+    if compiled_before:
+        step(torch.randn(32, 8))
+        with pytest.warns(UserWarning, match="not from inside a compiled function"), monitor(model, Kept()):
+            step(torch.randn(32, 8))
+    else:
+        with pytest.raises(AssertionError, match="set_stance"), monitor(model, Kept()):
+            step(torch.randn(32, 8))
+    assert not hooks_of(model)
+
+
+def test_it_is_said_when_nothing_was_seen():
+    model = net()
+    with pytest.warns(UserWarning, match="expected training steps inside the context"), monitor(model, Kept()):
+        model[1](torch.randn(32, 8))
+    with pytest.raises(ValueError, match="use DDP"), monitor(nn.DataParallel(model), Kept()):
+        pass
+
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = whitenorm.IterNorm(8)
+
+        def forward(self, x):
+            return x
+
+    model = Skips()
+    with pytest.warns(UserWarning, match="ran none of the model's norms"), monitor(model, Kept()):
+        model(torch.randn(4, 8))
+
+
+def test_a_warning_for_each_layer_and_kind_once():
+    model = nn.Sequential(whitenorm.IterNorm(8), nn.Linear(8, 8), whitenorm.GroupWhitening(4, 8))
+    with warnings.catch_warnings(record=True) as caught, monitor(model, Kept(), every=1):
+        warnings.simplefilter("always")
+        train(model, 3, size=6)
+    assert sorted(str(w.message)[:30] for w in caught) == [
+        "0 (IterNorm), step 1: 6 values",
+        "2 (GroupWhitening), step 1: 4 ",
+    ]
+
+
+def test_drift_is_news_only_of_a_population_that_had_the_time():
+    model = nn.Sequential(nn.BatchNorm1d(8))
+    far = torch.randn(64, 8) + 100
+    with monitor(model, Kept(), every=1) as watching:
+        model(far.requires_grad_()).sum().backward()
+        assert not watching.last
+        for _ in range(60):
+            model(torch.randn(64, 8, requires_grad=True)).sum().backward()
+        model(far).sum().backward()
+        with pytest.warns(UserWarning, match="0 .BatchNorm1d., step 62: population statistics"):
+            model(far)
+
+
+def test_a_training_that_diverges_goes_on_and_shows():
+    model = net()
+    with pytest.warns(UserWarning, match="NaN or infinity"), monitor(model, Kept()) as watching:
+        model(torch.full((32, 8), float("nan"))).sum().backward()
+    assert math.isnan(watching.last[0].condition_before)
+    assert "NaN" in watching.last[0].advice[0]
+    assert "NaN or infinity" in watching.last.to_html()
+
+
+def test_autocast_gives_the_same_numbers_as_outside_of_it():
+    model = net()
+    x = torch.randn(64, 8)
+    rows = []
+    for inside in (False, True):
+        same = copy.deepcopy(model)
+        with monitor(same, Kept()) as watching:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = same(x)
+            y.float().sum().backward()
+            if inside:
+                with torch.autocast("cpu", torch.bfloat16):
+                    same(x)
+        rows.append(watching.last)
+    assert [row.disturbance for row in rows[0]] == [row.disturbance for row in rows[1]]
+    assert [row.condition_before for row in rows[0]] == [row.condition_before for row in rows[1]]
+
+
+def test_copies_and_pickles_of_a_watched_model_are_not_watched():
+    model = net()
+    with monitor(model, Kept(), every=1) as watching:
+        train(model, 1)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            train(other, 2)
+    assert watching.step == 1
+
+
+def _parallel(folder, rank, world):
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(whitenorm.synchronize_(net()))
+    with monitor(model, f"{folder}/norms.csv", every=1):
+        # Six values on each of two ranks make a covariance of eight features.
+        train(model, 2, size=6)
+
+
+def test_rank_zero_writes_for_a_model_in_ddp(tmp_path):
+    arguments = (2, tmp_path / "meeting", functools.partial(_parallel, tmp_path))
+    multiprocessing.start_processes(start, arguments, nprocs=2, start_method="spawn")
+    rows = rows_of(tmp_path / "norms.csv")
+    assert [(row["step"], row["name"]) for row in rows] == list(itertools.product("12", "13"))
