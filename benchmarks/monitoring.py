@@ -8,17 +8,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import whitenorm
 from whitenorm.diagnostics import monitor
+from whitenorm.lab import nets
 from whitenorm.lab.machine import machine
 
 RESULTS = Path(__file__).parent / "results" / "monitoring.json"
@@ -34,34 +34,6 @@ class Overhead:
     """JSON file of the results."""
 
 
-class Block(nn.Module):
-    """Two convolutions, each with a norm, and a shortcut without parameters."""
-
-    def __init__(self, inputs: int, width: int, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        self.stride = width // inputs
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, width, 3, self.stride, 1, bias=False),
-            norm(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, 1, 1, bias=False),
-            norm(width),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        x = x[:, :, :: self.stride, :: self.stride]
-        return torch.relu_(y + nn.functional.pad(x, (0, 0, 0, 0, 0, y.shape[1] - x.shape[1])))
-
-
-def resnet20(norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """CIFAR's."""
-    widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
-    blocks = [Block(a, b, norm) for a, b in pairwise(widths)]
-    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.ReLU(inplace=True)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-
 def mlp() -> nn.Sequential:
     layers: list[nn.Module] = []
     for _ in range(3):
@@ -70,8 +42,8 @@ def mlp() -> nn.Sequential:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "ResNet-20, BatchNorm, 128×3×32×32": (lambda: resnet20(nn.BatchNorm2d), (128, 3, 32, 32)),
-    "ResNet-20, IterNorm, 128×3×32×32": (lambda: resnet20(whitenorm.IterNorm), (128, 3, 32, 32)),
+    "ResNet-20, BatchNorm, 128×3×32×32": (lambda: nets.build("resnet20", 10), (128, 3, 32, 32)),
+    "ResNet-20, IterNorm, 128×3×32×32": (lambda: nets.build("resnet20", 10, "iternorm"), (128, 3, 32, 32)),
     "torchvision resnet18, IterNorm L1, 32×3×64×64": (
         lambda: whitenorm.convert_(torchvision.models.resnet18(), "iternorm", "l1"),
         (32, 3, 64, 64),

@@ -16,7 +16,7 @@ from torch import nn
 import whitenorm
 from whitenorm.cli import main
 from whitenorm.diagnostics import Inspection, condition_number, html_page, inspect
-from whitenorm.diagnostics.conditioning import correlations
+from whitenorm.diagnostics.conditioning import correlations_of, covariance
 from whitenorm.diagnostics.page.heat import heat_map
 from whitenorm.diagnostics.page.plots import LogAxis, log_axis
 from whitenorm.diagnostics.page.text import number, percent
@@ -81,7 +81,7 @@ def test_reports_carry_spectra_and_correlations():
 def test_constant_channels_correlate_with_nothing():
     x = torch.randn(50, 3)
     x[:, 1] = 2
-    assert correlations(x)[1].tolist() == [0, 0, 0]
+    assert correlations_of(covariance(x))[1].tolist() == [0, 0, 0]
 
 
 def test_frame(runs, monkeypatch):
