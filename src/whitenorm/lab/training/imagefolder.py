@@ -44,14 +44,15 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
     tests = torch.arange(min(len(test), config.test_images or len(test)))
     number = -(-len(tests) // batch_size)
     shares = [share.tensor_split(world)[rank].tolist() for share in tests.tensor_split(number)]
-    return Source(
-        len(train.classes),
-        (3, config.image_size, config.image_size),
-        batch_size,
-        _Loader(_Seeded(train, config.seed), order, config.workers),
-        _Loader(_Seeded(test, config.seed), [[(0, i) for i in share] for share in shares], config.workers),
-        None,
-    )
+    training = _Loader(_Seeded(train, config.seed), order, config.workers)
+    testing = _Loader(_Seeded(test, config.seed), [[(0, i) for i in share] for share in shares], config.workers)
+
+    def close() -> None:
+        training.close()
+        testing.close()
+
+    shape = (3, config.image_size, config.image_size)
+    return Source(len(train.classes), shape, batch_size, training, testing, None, close)
 
 
 def _transform(config: Train, augment: bool) -> v2.Transform:
@@ -118,7 +119,8 @@ class _Loader:
 
     def __init__(self, images: _Seeded, order: Any, workers: int) -> None:
         self.order = order
-        self.loader = DataLoader(
+        self.batches: Iterator[Any] | None = None
+        self.loader: DataLoader[Any] | None = DataLoader(
             images,
             batch_sampler=order,
             num_workers=workers,
@@ -130,12 +132,23 @@ class _Loader:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not before the first batch is asked for, when the step count is known.
+        self.batches = None
+        return self
+
+    def __next__(self) -> Any:
+        if self.batches is None:
+            # Not before the first batch is asked for, when the step count is known.
+            assert self.loader is not None
+            self.batches = iter(self.loader)
         try:
-            yield from self.loader
+            return next(self.batches)
         except OSError as error:
             # From a worker it comes with the worker's traceback before it.
             raise OSError(str(error).strip().rsplit("OSError: ", 1)[-1]) from error
+
+    def close(self) -> None:
+        """End the workers now; left to the garbage collector, each is waited for in vain."""
+        self.batches = self.loader = None
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -95,6 +95,8 @@ def fit(
             outcome.epochs = module.history
             error.outcome = outcome
             raise
+        finally:
+            batches.close()
     outcome.epochs = module.history
     if folder is not None and rank == 0:
         buffer = io.BytesIO()

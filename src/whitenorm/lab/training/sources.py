@@ -28,6 +28,7 @@ class Source:
     train: Any
     test: Any
     normalisation: tuple[Tensor, Tensor] | None
+    close: Callable[[], object] = lambda: None
 
 
 def source(config: Train, dataset: Dataset | None, step: Callable[[], int], rank: int, world: int) -> Source:
