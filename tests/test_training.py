@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from whitenorm.lab import data, nets
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.batches import PADDING, TestBatches, TrainBatches, crop_and_flip, normalisation
 from whitenorm.lab.training.checkpoints import saved
+from whitenorm.lab.training.module import Classifier
 from whitenorm.lab.training.outcome import Outcome
 from whitenorm.lab.training.presets import PRESETS
 from whitenorm.lab.training.schedules import factor
@@ -326,6 +328,24 @@ def test_normalisation():
     mean, scale = normalisation(images, "pixel-mean")
     assert torch.allclose((values - mean) * scale, (values - values.mean(0)) / 255, atol=1e-6)
     assert torch.equal(normalisation(torch.zeros(3, 1, 1, 1), "pixel")[1], torch.zeros(1, 1, 1))
+
+
+def test_data_path_does_not_limit():
+    """A batch is made in a small share of the time that ResNet-20 takes for it."""
+    images = torch.randint(256, (1000, 3, 32, 32), dtype=torch.uint8)
+    split = data.Split(images, torch.randint(10, (1000,)))
+    model = nets.build("resnet20", 10)
+    module = Classifier(model, Train(augment=True), 10, normalisation(images, "channel"))
+    batches = iter(TrainBatches(split, 64, 0, True, lambda: 0))
+    making, stepping = [], []
+    for _ in range(4):
+        start = time.perf_counter()
+        batch = module.on_after_batch_transfer(next(batches), 0)
+        middle = time.perf_counter()
+        F.cross_entropy(model(batch.images), batch.labels).backward()
+        making.append(middle - start)
+        stepping.append(time.perf_counter() - middle)
+    assert min(making) < 0.1 * min(stepping)
 
 
 def test_schedules():

@@ -1,0 +1,88 @@
+"""The data path against what it feeds: batches of CIFAR's size from memory, and a training step of ResNet-20.
+
+    python -m benchmarks.data_path
+
+times, by threads, the making of a batch (gather, normalise, crop, flip), a step on it, and a step through lightning's
+loop, which adds scores, schedule and hooks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from benchmarks.timing import interleaved, ratio, summarise
+from whitenorm.lab import nets
+from whitenorm.lab.data import Dataset, Split
+from whitenorm.lab.machine import machine
+from whitenorm.lab.training import Train, fit
+from whitenorm.lab.training.batches import Batch, TrainBatches, normalisation
+from whitenorm.lab.training.module import Classifier
+
+BATCH = 128
+IMAGES = 50_000
+_LOOP_STEPS = 4
+
+
+def measure(threads: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of a batch, of a step, and of a step in lightning's loop, on this many threads."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
+    split = Split(images, torch.randint(10, (IMAGES,)))
+    config = Train(net="resnet20", augment=True, epochs=1, steps=_LOOP_STEPS, batch_size=BATCH, progress=False)
+    model = nets.build("resnet20", 10)
+    module = Classifier(model, config, 10, normalisation(images, "channel"))
+    batches = cycle(TrainBatches(split, BATCH, 0, True, lambda: 0))
+    dataset = Dataset("random", split, Split(images[:0], split.labels[:0]), 10)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    fixed = batch(module, batches)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(fixed.images), fixed.labels).backward()
+        optimizer.step()
+
+    seconds: list[float] = []
+    runs: dict[str, Callable[[], object]] = {
+        "batch": lambda: batch(module, batches),
+        "step": step,
+        "loop": lambda: seconds.append(fit(config, dataset=dataset).seconds / _LOOP_STEPS),
+    }
+    times = interleaved(runs, rounds)
+    times["loop"] = seconds[1:]
+    report: dict[str, Any] = {name: summarise(values)._asdict() for name, values in times.items()}
+    report["threads"] = threads
+    report["images_per_second"] = {name: round(1e3 * BATCH / report[name]["ms"]) for name in runs}
+    report["batch_to_step"] = ratio(times["batch"], times["step"])
+    report["loop_to_step"] = ratio(times["loop"], times["step"])
+    return report
+
+
+def batch(module: Classifier, batches: Any) -> Batch:
+    """The next batch as a net sees it."""
+    return module.on_after_batch_transfer(next(batches), 0)
+
+
+def main() -> None:
+    results = {"machine": machine(), "load": os.getloadavg()[0], "batch": BATCH}
+    results["measured"] = [measure(threads, rounds=9) for threads in (1, 2)]
+    path = Path(__file__).parent / "results" / "data_path.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    for row in results["measured"]:
+        speed = row["images_per_second"]
+        print(
+            f"{row['threads']} threads: data {speed['batch']} images/s, ResNet-20 {speed['step']}, in the loop "
+            f"{speed['loop']}; a batch takes {row['batch_to_step']:.2%} of a step, the loop {row['loop_to_step']:.2f}×"
+        )
+
+
+if __name__ == "__main__":
+    main()
