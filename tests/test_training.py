@@ -427,6 +427,15 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert "cs.toronto.edu" in capsys.readouterr().err
 
 
+def test_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    fit(Train(net="mlp-8", data="digits", epochs=2))
+    said = capsys.readouterr().out
+    assert "epoch 2/2: train" in said
+    assert "Epoch 1/1" in said, "lightning's bar counts from 0"
+
+
 def test_preset_with_its_norm_on_digits():
     config = PRESETS["dbn-resnet"](net="resnet8", data="digits", epochs=1, progress=False)
     model = nets.build("resnet8", 10, config.norm, config.where, shape=(1, 8, 8))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 
@@ -139,7 +140,7 @@ def _trainer(
         plugins=[WholeFiles()],
         default_root_dir=None if folder is None else folder.path,
         enable_checkpointing=folder is not None,
-        enable_progress_bar=False,
+        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in own),
         enable_model_summary=False,
         num_sanity_val_steps=0,
         check_val_every_n_epoch=config.test_every,
