@@ -138,8 +138,8 @@ def normalisation(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     Example::
 
         >>> mean, factor = normalisation(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2), "channel")
-        >>> mean.item(), factor.item() * 127.5
-        (127.5, 1.0)
+        >>> mean.item(), 1 / factor.item()
+        (127.5, 127.49999...)
     """
     if kind == "none":
         return torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / 255)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from whitenorm.lab.training.checkpoints import write
 from whitenorm.lab.training.config import ASIDE, Train
@@ -17,7 +21,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.weights = path / "weights.pt"
 
     def claim(self, config: Train, writes: bool = True) -> None:
         """Take the folder for a configuration; one of another configuration is refused."""
@@ -40,7 +43,11 @@ class RunFolder:
         file = self.path / "outcome.json"
         return Outcome.from_dict(self._read(file)) if file.exists() else None
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome, model: nn.Module) -> None:
+        """Write the weights, and then the outcome, which says that the run is done."""
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        write(self.path / "weights.pt", buffer.getvalue())
         write(self.path / "outcome.json", (json.dumps(outcome.to_dict(), indent=2) + "\n").encode())
 
     def _read(self, file: Path) -> dict[str, Any]:

@@ -33,13 +33,13 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
             f"expected the same classes in train/ and val/ of {folder} (got {len(train.classes)} and "
             f"{len(test.classes)}; only in one of them: {', '.join(differing[:5])})"
         )
-    batch_size = config.batch_size or len(train)
-    if batch_size % world or batch_size > len(train):
-        raise ValueError(
-            f"expected batch_size up to the {len(train)} training images and a multiple of the {world} processes (got "
-            f"{batch_size})"
-        )
     numbers = torch.randperm(len(train), generator=generator(config.seed))[: config.train_images].sort().values
+    batch_size = config.batch_size or len(numbers)
+    if batch_size % world or batch_size > len(numbers):
+        raise ValueError(
+            f"expected batch_size up to the {len(numbers)} training images and a multiple of the {world} processes "
+            f"(got {batch_size})"
+        )
     order = _Order(numbers, batch_size, config.seed, step, rank, world)
     tests = torch.arange(min(len(test), config.test_images or len(test)))
     number = -(-len(tests) // batch_size)

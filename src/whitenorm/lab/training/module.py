@@ -59,13 +59,11 @@ class Classifier(lightning.LightningModule):
         if self.config.mixup:
             share = float(torch.distributions.Beta(self.config.mixup, self.config.mixup).sample())
             order = torch.randperm(len(labels)).to(labels.device)
-            logits = self.model(torch.lerp(images[order], images, share))
+            logits = self._logits(torch.lerp(images[order], images, share))
             loss = share * F.cross_entropy(logits, labels, label_smoothing=smoothing)
             loss = loss + (1 - share) * F.cross_entropy(logits, labels[order], label_smoothing=smoothing)
         else:
-            logits = self.model(images)
-            if self.global_step == 0:
-                self._check_classes(logits)
+            logits = self._logits(images)
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         self.train_scores.update(loss.detach(), logits.detach(), labels)
         if loss.device.type == "cpu" or self.global_step % _LOOK_EVERY == 0:
@@ -88,12 +86,14 @@ class Classifier(lightning.LightningModule):
                 "learning rate, a warm-up, or a larger eps of the norm. The last checkpoint before is whole"
             )
 
-    def _check_classes(self, logits: Tensor) -> None:
+    def _logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images)
         if logits.shape[1:] != (self.classes,):
             raise ValueError(
                 f"expected a net with {self.classes} outputs, as {self.config.data} has classes (got outputs of shape "
                 f"{tuple(logits.shape[1:])})"
             )
+        return logits
 
     def configure_optimizers(self) -> Any:
         config, parameters = self.config, self.model.parameters()

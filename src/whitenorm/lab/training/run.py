@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -18,7 +19,7 @@ from torch import nn
 
 from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset
-from whitenorm.lab.training.checkpoints import Checkpoints, WholeFiles, newest_whole, write
+from whitenorm.lab.training.checkpoints import Checkpoints, WholeFiles, newest_whole
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.module import Classifier
@@ -62,29 +63,13 @@ def fit(
         if done is not None:
             say(config, f"{folder.path} is done; its numbers are in outcome.json.")
             return done
-        checkpoint, unreadable = newest_whole(folder.checkpoints)
-        for line in unreadable:
-            say(config, line)
-        if checkpoint is not None:
-            say(config, f"Going on from {checkpoint}.")
+        checkpoint = _checkpoint(config, folder)
 
     torch.manual_seed(config.seed)
     batches = source(config, dataset, lambda: trainer.global_step, rank, world)
-    if model is None:
-        model = nets.build(
-            config.net,
-            batches.classes,
-            config.norm,
-            config.where,
-            shape=batches.shape,
-            activation=config.activation,
-            width=config.width,
-            dropout=config.dropout,
-            norm_last=config.norm_last,
-            norm_options=config.norm_options(),
-        )
-    module = _module(model, config, batches, world)
-    outcome = Outcome(config.to_dict(), batches.classes, sum(p.numel() for p in model.parameters()))
+    module = _module(model or _net(config, batches), config, batches, world)
+    parameters = sum(parameter.numel() for parameter in module.model.parameters())
+    outcome = Outcome(config.to_dict(), batches.classes, parameters)
     with _quiet():
         trainer = _trainer(config, folder, batches, world, callbacks)
         try:
@@ -93,18 +78,39 @@ def fit(
                 trainer.validate(module, batches.test, verbose=False)
                 module.record_test(module.history[-1])
         except DivergenceError as error:
-            outcome.epochs = module.history
             error.outcome = outcome
             raise
         finally:
+            outcome.epochs = module.history
             batches.close()
-    outcome.epochs = module.history
     if folder is not None and rank == 0:
-        buffer = io.BytesIO()
-        torch.save(model.state_dict(), buffer)
-        write(folder.weights, buffer.getvalue())
-        folder.finish(outcome)
+        folder.finish(outcome, module.model)
     return outcome
+
+
+def _checkpoint(config: Train, folder: RunFolder) -> Path | None:
+    """Where to go on from, if anywhere."""
+    checkpoint, unreadable = newest_whole(folder.checkpoints)
+    for line in unreadable:
+        say(config, line)
+    if checkpoint is not None:
+        say(config, f"Going on from {checkpoint}.")
+    return checkpoint
+
+
+def _net(config: Train, batches: Source) -> nn.Module:
+    return nets.build(
+        config.net,
+        batches.classes,
+        config.norm,
+        config.where,
+        shape=batches.shape,
+        activation=config.activation,
+        width=config.width,
+        dropout=config.dropout,
+        norm_last=config.norm_last,
+        norm_options=config.norm_options(),
+    )
 
 
 def _module(model: nn.Module, config: Train, batches: Source, world: int) -> Classifier:
@@ -127,27 +133,32 @@ def _trainer(
     loggers: list[Any] = []
     if folder is not None:
         loggers = [TensorBoardLogger(folder.path / "logs", "tensorboard"), CSVLogger(folder.path / "logs", "csv")]
-    return Trainer(
-        accelerator=config.accelerator,
-        devices=local,
-        num_nodes=world // local,
-        strategy="ddp" if world > 1 else "auto",
-        precision=config.precision,
-        max_epochs=config.epochs,
-        max_steps=config.steps or -1,
-        logger=loggers or False,
-        callbacks=own,
-        plugins=[WholeFiles()],
-        default_root_dir=None if folder is None else folder.path,
-        enable_checkpointing=folder is not None,
-        enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in own),
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        check_val_every_n_epoch=config.test_every,
-        limit_val_batches=1.0 if len(batches.test) else 0,
-        use_distributed_sampler=False,
-        log_every_n_steps=1,
-    )
+    try:
+        return Trainer(
+            accelerator=config.accelerator,
+            devices=local,
+            num_nodes=world // local,
+            strategy="ddp" if world > 1 else "auto",
+            precision=config.precision,
+            max_epochs=config.epochs,
+            max_steps=config.steps or -1,
+            logger=loggers or False,
+            callbacks=own,
+            plugins=[WholeFiles()],
+            default_root_dir=None if folder is None else folder.path,
+            enable_checkpointing=folder is not None,
+            enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in own),
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            check_val_every_n_epoch=config.test_every,
+            limit_val_batches=1.0 if len(batches.test) else 0,
+            use_distributed_sampler=False,
+            log_every_n_steps=1,
+        )
+    except MisconfigurationException as error:
+        raise ValueError(
+            f"expected what this machine can run (got accelerator={config.accelerator!r}): {error}"
+        ) from error
 
 
 @contextmanager

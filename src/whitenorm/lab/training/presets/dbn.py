@@ -60,7 +60,6 @@ class DbnRate(DbnDeep):
     """
 
     width: int | None = 42
-    group_size: int | None = 14
     lr: float = 0.4
     epochs: int = 200
     milestones: tuple[int, ...] = (60, 100, 140, 180)
