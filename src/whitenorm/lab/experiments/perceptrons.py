@@ -1,0 +1,103 @@
+"""What the experiments with perceptrons on MNIST share: norms by name, one run, and claims between tuned methods.
+
+The settings of a run have ``norm`` and what that norm takes (``eps``, ``group_size``, ``groups``, ``T``), the network
+(``hidden`` layers of ``width`` units), ``images`` of the training set, ``lr``, ``steps``, and where they are used
+``batch_size``, ``points`` of the curves and ``test_images``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import whitenorm
+from whitenorm.lab.data import Split
+from whitenorm.lab.fitting import centred, error, fit
+from whitenorm.lab.nets.mlp import mlp
+from whitenorm.lab.reproduce.experiment import Context, Settings
+from whitenorm.lab.reproduce.results import Results
+from whitenorm.lab.reproduce.verdicts import Judgement, lower
+
+Judge = Callable[[Results], Judgement]
+
+
+def norm(settings: Settings, width: int) -> nn.Module:
+    """The norm that a run's settings name.
+
+    Example::
+
+        >>> norm({"norm": "GW", "groups": 4, "eps": 1e-5}, 32)
+        GroupWhitening(4, 32, solver=Newton(steps=5), eps=1e-05, affine=True)
+    """
+    name, eps = settings["norm"], settings.get("eps", 1e-5)
+    if name == "plain":
+        return nn.Identity()
+    if name == "BN":
+        return nn.BatchNorm1d(width, eps)
+    if name == "GN":
+        return nn.GroupNorm(settings["groups"], width, eps)
+    if name == "GW":
+        return whitenorm.GroupWhitening(settings["groups"], width, eps=eps)
+    if name == "IterNorm":
+        return whitenorm.IterNorm(width, width, settings["T"], eps)
+    solver = "pca" if name == "DBN-PCA" else "zca"
+    return whitenorm.BatchWhitening(width, settings.get("group_size"), solver, eps)
+
+
+def mnist(context: Context, images: int, test_images: int) -> tuple[Split, Split]:
+    """The first images of both splits, less the mean of the training images."""
+    whole = context.load("mnist")
+    first = Split(whole.train.images[:images], whole.train.labels[:images])
+    mean = first.images.float().div(255).mean(0)
+    test = Split(whole.test.images[:test_images], whole.test.labels[:test_images])
+    return centred(first, mean), centred(test, mean)
+
+
+def trained(model: nn.Module, train: Split, test: Split, settings: Settings, context: Context) -> dict[str, Any]:
+    """The curves of a run, and its last training loss, training error and test error by name."""
+    curve = fit(
+        model,
+        train,
+        lr=settings["lr"],
+        steps=settings["steps"],
+        batch_size=settings.get("batch_size"),
+        seed=context.seed,
+        points=settings.get("points", 50),
+        measure=(lambda model: {"test": error(model, test)}) if len(test.labels) else None,
+        progress=context.progress,
+    )
+    last = {f"final_{name}": curve.get(name, [math.inf])[-1] for name in ("loss", "error", "test")}
+    return {**curve, **last}
+
+
+def run(settings: Settings, context: Context) -> dict[str, Any]:
+    """A perceptron fitted to MNIST."""
+    train, test = mnist(context, settings["images"], settings.get("test_images", 0))
+    hidden = [settings["width"]] * settings["hidden"]
+    model = mlp(10, tuple(train.images.shape[1:]), hidden=hidden, norm=lambda width: norm(settings, width))
+    return trained(model, train, test, settings, context)
+
+
+def tuned(results: Results, by: str = "final_loss", **settings: Any) -> Results:
+    """The runs at the learning rate with the lowest mean."""
+    return results.best("lr", by, **settings)
+
+
+def label(settings: Settings) -> str:
+    """A method as the pictures name it."""
+    values = [f"{name} = {settings[name]}" for name in ("T", "groups") if name in settings]
+    return ", ".join([settings["norm"], *values])
+
+
+def below(value: str, one: Settings, other: Settings, by: str = "final_loss", margin: float = 0.0) -> Judge:
+    """A claim that one method has a lower value than another, each at its best learning rate."""
+
+    def judge(results: Results) -> Judgement:
+        numbers = [tuned(results, by, **which).values(value) for which in (one, other)]
+        return lower(*numbers, (label(one), label(other)), margin)
+
+    return judge
