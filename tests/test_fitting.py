@@ -29,7 +29,8 @@ def test_the_error_is_that_of_the_batches_before_each_step():
     before = error(model, train)
     curve = fit(model, train, lr=0.5, steps=20, points=20)
     assert curve["error"][0] == pytest.approx(before)
-    assert curve["error"][-1] == 0 and error(model, train) == 0
+    assert curve["error"][-1] == 0
+    assert error(model, train) == 0
 
 
 def test_a_point_is_the_mean_of_the_steps_since_the_last():
@@ -56,7 +57,8 @@ def test_what_diverged_stays_infinite_and_is_not_measured():
     curve = fit(model, points(), lr=0.1, steps=4, points=4, measure=measure)
     for name in ("loss", "error", "measured"):
         assert [math.isfinite(value) for value in curve[name]] == [True, True, False, False]
-    assert curve["step"] == [1, 2, 3, 4] and len(measured) == 2
+    assert curve["step"] == [1, 2, 3, 4]
+    assert len(measured) == 2
 
 
 def test_batches_go_through_the_set_in_an_order_of_the_seed():

@@ -18,7 +18,9 @@ from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike
 
-_PLAIN, _PCA, _ZCA = {"norm": "plain"}, {"norm": "DBN-PCA", "eps": 1e-3}, {"norm": "DBN-ZCA", "eps": 1e-3}
+_PLAIN: Settings = {"norm": "plain"}
+_PCA: Settings = {"norm": "DBN-PCA", "eps": 1e-3}
+_ZCA: Settings = {"norm": "DBN-ZCA", "eps": 1e-3}
 _CHANCE = 90.0
 
 

@@ -20,7 +20,8 @@ from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike, lower
 
-_PLAIN, _BN = {"norm": "plain"}, {"norm": "BN", "eps": 1e-5}
+_PLAIN: Settings = {"norm": "plain"}
+_BN: Settings = {"norm": "BN", "eps": 1e-5}
 _CHANCE = 90.0
 _LRS = [0.005, 0.01, 0.02, 0.05, 0.1]
 

@@ -3,8 +3,8 @@
 Paper: MNIST, a 4-layer MLP with 100 units in each hidden layer, full-batch gradient descent, the best of the learning
 rates {0.2, 0.5, 1, 2, 5} by training loss. All norms are far better than none; IterNorm trains better than full
 whitening, whose test error suffers; of T in {1, 3, 5, 7, 9}, 1 and 9 train worst, and 9 has a clearly worse test error.
-The classifier counts as a layer. Not stated there: the number of steps, ε (here 1e-3 for DBN, else 1e-5), and how images
-are scaled (here [0, 1] less the mean image). Default scale: 3,000 images, 80 steps.
+The classifier counts as a layer. Not stated there: the number of steps, ε (here 1e-3 for DBN, else 1e-5), and how
+images are scaled (here [0, 1] less the mean image). Default scale: 3,000 images, 80 steps.
 Command: ``whitenorm reproduce iternorm-mlp --data ROOT``.
 """
 
@@ -22,8 +22,10 @@ from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import every
 
-_PLAIN, _BN, _DBN = {"norm": "plain"}, {"norm": "BN", "eps": 1e-5}, {"norm": "DBN", "eps": 1e-3}
-_ITER = {steps: {"norm": "IterNorm", "T": steps, "eps": 1e-5} for steps in (1, 3, 5, 7, 9)}
+_PLAIN: Settings = {"norm": "plain"}
+_BN: Settings = {"norm": "BN", "eps": 1e-5}
+_DBN: Settings = {"norm": "DBN", "eps": 1e-3}
+_ITER: dict[int, Settings] = {steps: {"norm": "IterNorm", "T": steps, "eps": 1e-5} for steps in (1, 3, 5, 7, 9)}
 _LRS = [0.2, 0.5, 1, 2, 5]
 
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 import whitenorm
@@ -78,7 +77,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     """A perceptron fitted to MNIST."""
     train, test = mnist(context, settings["images"], settings.get("test_images", 0))
     hidden = [settings["width"]] * settings["hidden"]
-    model = mlp(10, tuple(train.images.shape[1:]), hidden=hidden, norm=lambda width: norm(settings, width))
+    model = mlp(10, (1, 28, 28), hidden=hidden, norm=lambda width: norm(settings, width))
     return trained(model, train, test, settings, context)
 
 
@@ -97,7 +96,13 @@ def below(value: str, one: Settings, other: Settings, by: str = "final_loss", ma
     """A claim that one method has a lower value than another, each at its best learning rate."""
 
     def judge(results: Results) -> Judgement:
-        numbers = [tuned(results, by, **which).values(value) for which in (one, other)]
-        return lower(*numbers, (label(one), label(other)), margin)
+        small, large = (tuned(results, by, **which).values(value) for which in (one, other))
+        return lower(small, large, (label(one), label(other)), margin)
 
     return judge
+
+
+def edge(found: Results, over: str, level: Any, by: str) -> tuple[Results, Results]:
+    """The runs at one value of a setting, and those at the best of its other values."""
+    rest = Results(run for run in found if run.settings[over] != level)
+    return found.where(**{over: level}), rest.best(over, by)
