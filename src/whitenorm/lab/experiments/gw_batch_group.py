@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments.perceptrons import Judge, edge, run
+from whitenorm.lab.experiments.perceptrons import Judge, accuracy_line, edge, rest_below, run
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
-from whitenorm.lab.reproduce.plots import finish, spread_line
+from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
@@ -66,7 +66,7 @@ def _falls(name: str) -> Judge:
 
     def judge(results: Results) -> Judgement:
         found = _over_batches(results, name)
-        return _rest_below(found, "batch_size", min(found.levels("batch_size")))
+        return rest_below(found, "batch_size", min(found.levels("batch_size")), "final_test", "test error in %")
 
     return judge
 
@@ -74,15 +74,9 @@ def _falls(name: str) -> Judge:
 def _falls_in_groups(name: str) -> Judge:
     def judge(results: Results) -> Judgement:
         found = _over_groups(results, name)
-        return _rest_below(found, "groups", max(found.levels("groups")))
+        return rest_below(found, "groups", max(found.levels("groups")), "final_test", "test error in %")
 
     return judge
-
-
-def _rest_below(found: Results, over: str, level: int) -> Judgement:
-    last, best = edge(found, over, level, "final_test")
-    names = f"test error in % with {over} {best.levels(over)[0]}", f"with {over} {level}"
-    return lower(best.values("final_test"), last.values("final_test"), names)
 
 
 def _stable(name: str) -> Judge:
@@ -90,7 +84,7 @@ def _stable(name: str) -> Judge:
         found = _over_batches(results, name)
         smallest = min(found.levels("batch_size"))
         small, best = edge(found, "batch_size", smallest, "final_test")
-        names = f"test error in % with batch_size {smallest}", f"with batch_size {best.levels('batch_size')[0]}"
+        names = f"test error in %, batch_size {smallest}", f"batch_size {best.levels('batch_size')[0]}"
         return lower(small.values("final_test"), best.values("final_test"), names, margin=-5)
 
     return judge
@@ -101,7 +95,7 @@ def _relieved(results: Results) -> Judgement:
     grouped, whole = (
         _over_batches(results, name).values("final_test", batch_size=smallest) for name in ("BW-C16", "BW")
     )
-    return lower(grouped, whole, (f"test error in % with batch_size {smallest} of BW-C16", "of BW"))
+    return lower(grouped, whole, (f"test error in %, batch_size {smallest}, BW-C16", "BW"))
 
 
 def draw(results: Results) -> Figure:
@@ -110,26 +104,20 @@ def draw(results: Results) -> Figure:
     figure, axes = plt.subplots(len(lrs), 2, figsize=(10, 3.8 * len(lrs)), layout="constrained", squeeze=False)
     for (left, right), lr in zip(axes, lrs, strict=True):
         for number, name in enumerate(_NORMS):
-            _line(left, _over_batches(results, name, lr), "batch_size", name, number)
+            _lines(left, _over_batches(results, name, lr), "batch_size", name, number)
         for number, name in ((3, "GN"), (4, "GW")):
-            _line(right, _over_groups(results, name, lr), "groups", name, number)
+            _lines(right, _over_groups(results, name, lr), "groups", name, number)
         left.set(xlabel="batch size", title=f"lr {lr}: training (solid), test (dashed)")
         right.set(xlabel="groups", title=f"batches of {_BATCH_SIZE}")
         for panel in (left, right):
-            panel.set(ylabel="accuracy in %", xscale="log")
+            panel.set_ylabel("accuracy in %")
             finish(panel)
     return figure
 
 
-def _line(panel: Axes, found: Results, over: str, name: str, colour: int) -> None:
-    levels = sorted(found.levels(over))
-    for value, style in (("final_error", "-"), ("final_test", "--")):
-        columns = [[100 - error for error in found.values(value, **{over: level})] for level in levels]
-        curves = list(zip(*columns, strict=True))
-        legend = name if style == "-" else "_"
-        spread_line(panel, levels, curves, legend, color=f"C{colour}", linestyle=style, marker="+")
-    panel.set_xticks(levels, [str(level) for level in levels])
-    panel.minorticks_off()
+def _lines(panel: Axes, found: Results, over: str, name: str, colour: int) -> None:
+    accuracy_line(panel, found, over, "final_error", name, color=f"C{colour}")
+    accuracy_line(panel, found, over, "final_test", "_", color=f"C{colour}", linestyle="--")
 
 
 EXPERIMENT = Experiment(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from matplotlib.axes import Axes
 from torch import nn
 
 import whitenorm
@@ -18,6 +19,7 @@ from whitenorm.lab.data import Split
 from whitenorm.lab.fitting import centred, error, fit
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.reproduce.experiment import Context, Settings
+from whitenorm.lab.reproduce.plots import spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
@@ -106,3 +108,20 @@ def edge(found: Results, over: str, level: Any, by: str) -> tuple[Results, Resul
     """The runs at one value of a setting, and those at the best of its other values."""
     rest = Results(run for run in found if run.settings[over] != level)
     return found.where(**{over: level}), rest.best(over, by)
+
+
+def rest_below(found: Results, over: str, level: Any, value: str, what: str) -> Judgement:
+    """That the best of a setting's other values has lower numbers than this one."""
+    last, best = edge(found, over, level, value)
+    names = f"{what}, {over} {best.levels(over)[0]}", f"{over} {level}"
+    return lower(best.values(value), last.values(value), names)
+
+
+def accuracy_line(panel: Axes, found: Results, over: str, value: str, name: str, **style: Any) -> None:
+    """100 less an error, over a setting."""
+    levels = sorted(found.levels(over))
+    columns = [[100 - error for error in found.values(value, **{over: level})] for level in levels]
+    spread_line(panel, levels, list(zip(*columns, strict=True)), name, marker="+", **style)
+    panel.set(xscale="log")
+    panel.set_xticks(levels, [str(level) for level in levels])
+    panel.minorticks_off()
