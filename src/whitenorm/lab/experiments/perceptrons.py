@@ -25,6 +25,9 @@ from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
 Judge = Callable[[Results], Judgement]
 
+_BATCH_WHITENING = {"DBN": "zca", "DBN-ZCA": "zca", "DBN-PCA": "pca", "BW": "zca", "BW-C16": "zca"}
+_NORMS = ("plain", "BN", "GN", "GW", "IterNorm", *_BATCH_WHITENING)
+
 
 def norm(settings: Settings, width: int) -> nn.Module:
     """The norm that a run's settings name.
@@ -45,8 +48,9 @@ def norm(settings: Settings, width: int) -> nn.Module:
         return whitenorm.GroupWhitening(settings["groups"], width, eps=eps)
     if name == "IterNorm":
         return whitenorm.IterNorm(width, width, settings["T"], eps)
-    solver = "pca" if name == "DBN-PCA" else "zca"
-    return whitenorm.BatchWhitening(width, settings.get("group_size"), solver, eps)
+    if name in _BATCH_WHITENING:
+        return whitenorm.BatchWhitening(width, settings.get("group_size"), _BATCH_WHITENING[name], eps)
+    raise ValueError(f"expected a norm of {', '.join(_NORMS)} (got {name!r})")
 
 
 def mnist(context: Context, images: int, test_images: int) -> tuple[Split, Split]:
