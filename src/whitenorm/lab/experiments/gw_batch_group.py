@@ -4,12 +4,14 @@ Paper: MNIST, a four-layer MLP with 256 units in each layer, training and valida
 learning rate 0.1 (figure A2: 0.01 and 0.5). GN and GW are stable over batch sizes; BN and BW fall at small ones, BW in
 groups of 16 less than BW; GN and GW fall where the group number is too large. Hidden layers are counted here, for the
 paper has "one-layer" MLPs besides linear classifiers. Not stated there: batch sizes, the groups of GN and GW over batch
-sizes (here 16), the batch size over groups (here 32), BW's matrix (here ZCA, ε 1e-3). Default scale: 1,000 images, 5
-epochs, learning rate 0.1; BW of all 256 units, whose step is the slowest, from batches of 8 on.
+sizes (here √width), the batch size over groups (here 32), BW's matrix (here ZCA, ε 1e-3). Default scale: 1,000 images,
+5 epochs, learning rate 0.1, and 64 units, for BW needs batches larger than the width.
 Training errors are those of the last epoch's steps. Command: ``whitenorm reproduce gw-batch-group --data ROOT``.
 """
 
 from __future__ import annotations
+
+from math import isqrt
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -21,29 +23,35 @@ from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
-_BATCH_SIZE, _GROUPS, _LR = 32, 16, 0.1
+_BATCH_SIZE, _LR = 32, 0.1
 _NORMS: dict[str, Settings] = {
-    "BN": {"norm": "BN", "eps": 1e-5},
-    "BW": {"norm": "BW", "group_size": 256, "eps": 1e-3},
-    "BW-C16": {"norm": "BW-C16", "group_size": 16, "eps": 1e-3},
-    "GN": {"norm": "GN", "groups": _GROUPS, "eps": 1e-5},
-    "GW": {"norm": "GW", "groups": _GROUPS, "eps": 1e-5},
+    "BN": {"eps": 1e-5},
+    "BW": {"eps": 1e-3},
+    "BW-C16": {"group_size": 16, "eps": 1e-3},
+    "GN": {"eps": 1e-5},
+    "GW": {"eps": 1e-5},
 }
+_GROUPED = ("GN", "GW")
 
 
 def plan(scale: Settings) -> list[Settings]:
     """All norms over batch sizes, then GN and GW over groups."""
-    pairs = [(norm, size) for norm in _NORMS.values() for size in scale["bw" if norm["norm"] == "BW" else "batches"]]
-    pairs += [({**_NORMS[name], "groups": g}, _BATCH_SIZE) for name in ("GN", "GW") for g in scale["groups"]]
-    runs = [_one(scale, norm, size, lr) for lr in scale["lrs"] for norm, size in pairs]
+    runs = []
+    for lr in scale["lrs"]:
+        for name in _NORMS:
+            fixed = {"groups": isqrt(scale["width"])} if name in _GROUPED else {}
+            runs += [{**_one(scale, name, size, lr), **fixed} for size in scale["batches"]]
+        for name in _GROUPED:
+            runs += [{**_one(scale, name, _BATCH_SIZE, lr), "groups": g} for g in scale["groups"]]
     return [one for number, one in enumerate(runs) if one not in runs[:number]]
 
 
-def _one(scale: Settings, norm: Settings, batch_size: int, lr: float) -> Settings:
+def _one(scale: Settings, name: str, batch_size: int, lr: float) -> Settings:
     return {
-        **norm,
+        "norm": name,
+        **_NORMS[name],
         "hidden": 4,
-        "width": 256,
+        "width": scale["width"],
         "images": scale["images"],
         "test_images": scale["test_images"],
         "batch_size": batch_size,
@@ -54,7 +62,8 @@ def _one(scale: Settings, norm: Settings, batch_size: int, lr: float) -> Setting
 
 
 def _over_batches(results: Results, name: str, lr: float = _LR) -> Results:
-    return results.where(lr=lr, **_NORMS[name])
+    found = results.where(norm=name, lr=lr)
+    return found.where(groups=isqrt(found[0].settings["width"])) if name in _GROUPED else found
 
 
 def _over_groups(results: Results, name: str, lr: float = _LR) -> Results:
@@ -139,29 +148,29 @@ EXPERIMENT = Experiment(
     ),
     scales={
         "smoke": {
+            "width": 64,
             "images": 64,
             "test_images": 50,
             "epochs": 1,
             "batches": [16, 32],
-            "bw": [16, 32],
-            "groups": [2, 16],
+            "groups": [2, 8],
             "lrs": [_LR],
         },
         "default": {
+            "width": 64,
             "images": 1000,
             "test_images": 2000,
             "epochs": 5,
             "batches": [2, 8, 32, 128],
-            "bw": [8, 32, 128],
-            "groups": [1, 4, 16, 64, 128],
+            "groups": [1, 2, 4, 8, 16, 32],
             "lrs": [_LR],
         },
         "paper": {
+            "width": 256,
             "images": 60000,
             "test_images": 10000,
             "epochs": 50,
             "batches": [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
-            "bw": [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
             "groups": [1, 2, 4, 8, 16, 32, 64, 128],
             "lrs": [_LR, 0.01, 0.5],
         },
