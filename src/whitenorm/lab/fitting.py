@@ -39,10 +39,10 @@ def fit(
 ) -> dict[str, list[float]]:
     """Plain SGD on the cross entropy; returns curves of ``points`` points, more where ``measure`` adds them.
 
-    ``step`` counts from 1; ``loss`` is the mean training loss of the steps since the last point, and ``seconds`` the
-    time spent in steps. The whole set is the batch unless a size is given; then each pass has an order of its own, and
-    what does not fill a last batch is left out. A run whose loss is not finite ends there: its further points have a
-    loss of infinity.
+    ``step`` counts from 1; ``loss`` and ``error`` (percent) are the means over the steps since the last point, of the
+    batches and in the mode of training, and ``seconds`` is the time spent in steps. The whole set is the batch unless a
+    size is given; then each pass has an order of its own, and what does not fill a last batch is left out. A run whose
+    loss is not finite ends there: its further points are infinity.
 
     Example::
 
@@ -53,17 +53,20 @@ def fit(
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     batches = _batches(train, batch_size, seed)
-    curve: dict[str, list[float]] = {"step": [], "loss": [], "seconds": []}
+    curve: dict[str, list[float]] = {"step": [], "loss": [], "error": [], "seconds": []}
     spent, last = 0.0, 0
     for end in _ends(steps, points):
         start = time.perf_counter()
-        loss = math.inf
+        loss = wrong = math.inf
         if not curve["loss"] or math.isfinite(curve["loss"][-1]):
-            losses = torch.stack([_step(model, optimizer, next(batches)) for _ in range(last, end)])
-            loss = losses.mean().item() if losses.isfinite().all() else math.inf
+            steps_since = torch.stack([_step(model, optimizer, next(batches)) for _ in range(last, end)])
+            if steps_since.isfinite().all():
+                loss, wrong = steps_since.mean(0).tolist()
         spent, last = spent + time.perf_counter() - start, end
-        point = {"step": end, "loss": loss, "seconds": spent}
-        if measure is not None and math.isfinite(loss):
+        point = {"step": end, "loss": loss, "error": 100 * wrong, "seconds": spent}
+        if not math.isfinite(loss):
+            point = dict.fromkeys(curve, math.inf) | point
+        elif measure is not None:
             point |= measure(model)
         for name, value in point.items():
             curve.setdefault(name, []).append(value)
@@ -77,12 +80,14 @@ def _ends(steps: int, points: int) -> list[int]:
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Split) -> Tensor:
+    """One step; the loss before it and the share of images that were named wrongly."""
     model.train()
     optimizer.zero_grad()
-    loss = F.cross_entropy(model(batch.images), batch.labels)
+    logits = model(batch.images)
+    loss = F.cross_entropy(logits, batch.labels)
     loss.backward()
     optimizer.step()
-    return loss.detach()
+    return torch.stack([loss.detach(), (logits.argmax(1) != batch.labels).float().mean()])
 
 
 def _batches(train: Split, size: int | None, seed: int) -> Iterator[Split]:

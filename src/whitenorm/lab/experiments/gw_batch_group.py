@@ -1,0 +1,182 @@
+"""GW figures 1 and A2: accuracy over the batch size for BN and BW, over the group number for GN and GW.
+
+Paper: MNIST, a four-layer MLP with 256 units in each layer, training and validation accuracy after 50 epochs with
+learning rate 0.1 (figure A2: 0.01 and 0.5). GN and GW are stable over batch sizes; BN and BW fall at small ones, BW in
+groups of 16 less than BW; GN and GW fall where the group number is too large. Hidden layers are counted here, for the
+paper has "one-layer" MLPs besides linear classifiers. Not stated there: batch sizes, the groups of GN and GW over batch
+sizes (here √width), the batch size over groups (here 32), BW's matrix (here ZCA, ε 1e-3). Default scale: 1,000 images,
+5 epochs, learning rate 0.1, and 64 units, for BW needs batches larger than the width.
+Training errors are those of the last epoch's steps. Command: ``whitenorm reproduce gw-batch-group --data ROOT``.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from whitenorm.lab.experiments.perceptrons import Judge, accuracy_line, edge, rest_below, run
+from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
+from whitenorm.lab.reproduce.plots import finish
+from whitenorm.lab.reproduce.results import Results
+from whitenorm.lab.reproduce.verdicts import Judgement, lower
+
+_BATCH_SIZE, _LR = 32, 0.1
+_NORMS: dict[str, Settings] = {
+    "BN": {"eps": 1e-5},
+    "BW": {"eps": 1e-3},
+    "BW-C16": {"group_size": 16, "eps": 1e-3},
+    "GN": {"eps": 1e-5},
+    "GW": {"eps": 1e-5},
+}
+_GROUPED = ("GN", "GW")
+
+
+def plan(scale: Settings) -> list[Settings]:
+    """All norms over batch sizes, then GN and GW over groups."""
+    runs = []
+    for lr in scale["lrs"]:
+        for name in _NORMS:
+            fixed = {"groups": isqrt(scale["width"])} if name in _GROUPED else {}
+            runs += [{**_one(scale, name, size, lr), **fixed} for size in scale["batches"]]
+        for name in _GROUPED:
+            runs += [{**_one(scale, name, _BATCH_SIZE, lr), "groups": g} for g in scale["groups"]]
+    return [one for number, one in enumerate(runs) if one not in runs[:number]]
+
+
+def _one(scale: Settings, name: str, batch_size: int, lr: float) -> Settings:
+    return {
+        "norm": name,
+        **_NORMS[name],
+        "hidden": 4,
+        "width": scale["width"],
+        "images": scale["images"],
+        "test_images": scale["test_images"],
+        "batch_size": batch_size,
+        "lr": lr,
+        "points": scale["epochs"],
+        "steps": scale["epochs"] * (scale["images"] // batch_size),
+    }
+
+
+def _over_batches(results: Results, name: str, lr: float = _LR) -> Results:
+    found = results.where(norm=name, lr=lr)
+    return found.where(groups=isqrt(found[0].settings["width"])) if name in _GROUPED else found
+
+
+def _over_groups(results: Results, name: str, lr: float = _LR) -> Results:
+    return results.where(norm=name, batch_size=_BATCH_SIZE, lr=lr)
+
+
+def _falls(name: str) -> Judge:
+    """At its smallest batch the error is above that at the best of the larger ones."""
+
+    def judge(results: Results) -> Judgement:
+        found = _over_batches(results, name)
+        return rest_below(found, "batch_size", min(found.levels("batch_size")), "final_test", "test error in %")
+
+    return judge
+
+
+def _falls_in_groups(name: str) -> Judge:
+    def judge(results: Results) -> Judgement:
+        found = _over_groups(results, name)
+        return rest_below(found, "groups", max(found.levels("groups")), "final_test", "test error in %")
+
+    return judge
+
+
+def _stable(name: str) -> Judge:
+    def judge(results: Results) -> Judgement:
+        found = _over_batches(results, name)
+        smallest = min(found.levels("batch_size"))
+        small, best = edge(found, "batch_size", smallest, "final_test")
+        names = f"test error in %, batch_size {smallest}", f"batch_size {best.levels('batch_size')[0]}"
+        return lower(small.values("final_test"), best.values("final_test"), names, margin=-5)
+
+    return judge
+
+
+def _relieved(results: Results) -> Judgement:
+    smallest = min(_over_batches(results, "BW").levels("batch_size"))
+    grouped, whole = (
+        _over_batches(results, name).values("final_test", batch_size=smallest) for name in ("BW-C16", "BW")
+    )
+    return lower(grouped, whole, (f"test error in %, batch_size {smallest}, BW-C16", "BW"))
+
+
+def draw(results: Results) -> Figure:
+    """Accuracies over batch sizes and over groups, one row a learning rate."""
+    lrs = results.levels("lr")
+    figure, axes = plt.subplots(len(lrs), 2, figsize=(10, 3.8 * len(lrs)), layout="constrained", squeeze=False)
+    for (left, right), lr in zip(axes, lrs, strict=True):
+        for number, name in enumerate(_NORMS):
+            _lines(left, _over_batches(results, name, lr), "batch_size", name, number)
+        for number, name in ((3, "GN"), (4, "GW")):
+            _lines(right, _over_groups(results, name, lr), "groups", name, number)
+        left.set(xlabel="batch size", title=f"lr {lr}: training (solid), test (dashed)")
+        right.set(xlabel="groups", title=f"batches of {_BATCH_SIZE}")
+        for panel in (left, right):
+            panel.set_ylabel("accuracy in %")
+            finish(panel)
+    return figure
+
+
+def _lines(panel: Axes, found: Results, over: str, name: str, colour: int) -> None:
+    accuracy_line(panel, found, over, "final_error", name, color=f"C{colour}")
+    accuracy_line(panel, found, over, "final_test", "_", color=f"C{colour}", linestyle="--")
+
+
+EXPERIMENT = Experiment(
+    id="gw-batch-group",
+    paper="GW",
+    where="fig. 1, A2",
+    title="Accuracy over batch sizes and group numbers",
+    cost="4 min",
+    data=("mnist",),
+    claims=(
+        Claim("BN falls at small batches", "test accuracy falls with the batch size", _falls("BN")),
+        Claim("BW falls at small batches", "needs sufficiently large batches", _falls("BW")),
+        Claim("BW in groups of 16 falls at small batches", "still sensitive to the batch size", _falls("BW-C16")),
+        Claim("BW in groups of 16 suffers less than BW", "groups relieve the issue", _relieved),
+        Claim("GN is stable over batch sizes", "works over all; here within 5 points of the best", _stable("GN")),
+        Claim("GW is stable over batch sizes", "works over all; here within 5 points of the best", _stable("GW")),
+        Claim("GN falls at the largest group number", "significantly degenerated", _falls_in_groups("GN")),
+        Claim("GW falls at the largest group number", "significantly degenerated", _falls_in_groups("GW")),
+    ),
+    scales={
+        "smoke": {
+            "width": 64,
+            "images": 64,
+            "test_images": 50,
+            "epochs": 1,
+            "batches": [16, 32],
+            "groups": [2, 8],
+            "lrs": [_LR],
+        },
+        "default": {
+            "width": 64,
+            "images": 1000,
+            "test_images": 2000,
+            "epochs": 5,
+            "batches": [2, 8, 32, 128],
+            "groups": [1, 2, 4, 8, 16, 32],
+            "lrs": [_LR],
+        },
+        "paper": {
+            "width": 256,
+            "images": 60000,
+            "test_images": 10000,
+            "epochs": 50,
+            "batches": [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024],
+            "groups": [1, 2, 4, 8, 16, 32, 64, 128],
+            "lrs": [_LR, 0.01, 0.5],
+        },
+    },
+    seeds={"smoke": 1, "default": 3, "paper": 3},
+    plan=plan,
+    run=run,
+    draw=draw,
+)

@@ -1,0 +1,103 @@
+"""What the experiments with perceptrons share."""
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("matplotlib")
+
+from image_sets import write_root
+
+import whitenorm
+from whitenorm.lab.experiments import gw_batch_group, gw_capacity
+from whitenorm.lab.experiments.perceptrons import below, edge, mnist, norm, rest_below, run, tuned
+from whitenorm.lab.reproduce.experiment import Context
+from whitenorm.lab.reproduce.results import Results, Run
+from whitenorm.solvers import PCA, ZCA, Newton
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    return Context(0, write_root(tmp_path_factory.mktemp("data")))
+
+
+def results(errors):
+    """Runs of three seeds by (norm, lr), around these errors."""
+    return Results(
+        Run({"norm": name, "lr": lr}, seed, {"final_loss": error, "final_error": error + 0.1 * seed}, 0.0)
+        for (name, lr), error in errors.items()
+        for seed in range(3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "attributes"),
+    [
+        ({"norm": "plain"}, nn.Identity, {}),
+        ({"norm": "BN", "eps": 1e-4}, nn.BatchNorm1d, {"eps": 1e-4}),
+        ({"norm": "GN", "groups": 4}, nn.GroupNorm, {"num_groups": 4}),
+        ({"norm": "GW", "groups": 4}, whitenorm.GroupWhitening, {"num_groups": 4}),
+        ({"norm": "IterNorm", "T": 7}, whitenorm.IterNorm, {"group_size": 128, "solver": Newton(7)}),
+        ({"norm": "DBN", "eps": 1e-3}, whitenorm.BatchWhitening, {"group_size": 128, "solver": ZCA()}),
+        ({"norm": "DBN-PCA"}, whitenorm.BatchWhitening, {"solver": PCA()}),
+        ({"norm": "BW-C16", "group_size": 16}, whitenorm.BatchWhitening, {"group_size": 16}),
+    ],
+)
+def test_norms_are_what_settings_say(settings, kind, attributes):
+    layer = norm(settings, 128)
+    assert type(layer) is kind
+    for name, value in attributes.items():
+        assert getattr(layer, name) == value
+
+
+def test_an_unknown_norm():
+    with pytest.raises(ValueError, match="'XN'"):
+        norm({"norm": "XN"}, 8)
+
+
+def test_both_splits_lose_the_mean_of_the_training_images(context):
+    train, test = mnist(context, 100, 20)
+    assert train.images.mean(0).abs().max() < 1e-6
+    mean = context.load("mnist").train.images[:100].float().div(255).mean(0)
+    assert torch.equal(test.images, context.load("mnist").test.images[:20].float().div(255) - mean)
+
+
+def test_a_run_has_curves_and_their_ends(context):
+    settings = {"norm": "BN", "hidden": 2, "width": 8, "images": 64, "lr": 0.1, "steps": 6, "points": 3}
+    values = run({**settings, "batch_size": 16, "test_images": 20}, context)
+    assert values["step"] == [2, 4, 6]
+    for name in ("loss", "error", "test"):
+        assert values[f"final_{name}"] == values[name][-1]
+    assert "test" not in run(settings, context)
+
+
+def test_methods_are_compared_at_their_own_best_rates():
+    found = results({("A", 0.1): 5.0, ("A", 1.0): 1.0, ("B", 0.1): 2.0, ("B", 1.0): 9.0})
+    assert tuned(found, norm="B").levels("lr") == [0.1]
+    assert below("final_error", {"norm": "A"}, {"norm": "B"})(found).verdict == "held"
+    assert below("final_error", {"norm": "B"}, {"norm": "A"})(found).verdict == "not held"
+
+
+def test_an_end_of_a_scale_against_the_best_of_the_rest():
+    found = results({("A", 1): 5.0, ("A", 2): 1.0, ("A", 3): 3.0})
+    last, best = edge(found, "lr", 1, "final_error")
+    assert (last.levels("lr"), best.levels("lr")) == ([1], [2])
+    assert rest_below(found, "lr", 1, "final_error", "error").verdict == "held"
+    assert rest_below(found, "lr", 2, "final_error", "error").verdict == "not held"
+
+
+def test_random_labels_are_the_seeds_own(context, monkeypatch):
+    seen = []
+    monkeypatch.setattr(gw_capacity, "trained", lambda model, train, *rest: seen.append(train.labels) or {})
+    settings = {"norm": "plain", "hidden": 0, "width": 10, "images": 100}
+    for seed in (0, 0, 1):
+        gw_capacity.run(settings, Context(seed, context.data_root))
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+    assert not torch.equal(seen[0], context.load("mnist").train.labels[:100])
+
+
+def test_epochs_are_the_same_for_all_batch_sizes():
+    scale = gw_batch_group.EXPERIMENT.scales["default"]
+    for settings in gw_batch_group.plan(scale):
+        assert settings["steps"] == scale["epochs"] * (scale["images"] // settings["batch_size"])
