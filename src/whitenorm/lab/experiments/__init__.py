@@ -2,6 +2,7 @@
 
 from whitenorm.lab.experiments import (
     dbn_axis_swap,
+    dbn_conditioning,
     dbn_deep,
     dbn_imagenet,
     dbn_lr,
@@ -22,6 +23,7 @@ from whitenorm.lab.reproduce.experiment import Experiment
 
 _MODULES = (
     dbn_axis_swap,
+    dbn_conditioning,
     dbn_deep,
     dbn_imagenet,
     dbn_lr,
