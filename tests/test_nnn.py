@@ -117,3 +117,12 @@ def test_refresh_from_some_of_the_data(data):
     assert torch.allclose(model.layers(data), before, atol=1e-9)
     # White on the rows that were drawn, only about so on all.
     assert 1e-3 < whiteness_error(seen_by(model, data)[0]) < 3
+
+
+def test_a_diverged_network_stays_as_it_is(data):
+    model = network(data)
+    with torch.no_grad():
+        model.layers[1].weight.fill_(torch.nan)
+    before = [layer.linear.weight.clone() for layer in natural_layers(model)]
+    assert not model(data).isfinite().any()
+    assert all(torch.equal(layer.linear.weight, old) for layer, old in zip(natural_layers(model), before, strict=True))

@@ -38,11 +38,17 @@ class NaturalLinear(nn.Module):
 
     @torch.no_grad()
     def refresh(self, inputs: Tensor) -> None:
-        """Take c and Σ from inputs ``(N, in_features)``, and V and d such that the layer's function is the same."""
+        """Take c and Σ from inputs ``(N, in_features)``, and V and d such that the layer's function is the same.
+
+        Inputs that are not finite have no Σ: the layer stays as it is, and a diverged loss says so.
+        """
         rows = inputs.double()
         mean = rows.mean(0)
         centred = rows - mean
-        values, vectors = torch.linalg.eigh(centred.T @ centred / len(rows))
+        cov = centred.T @ centred / len(rows)
+        if not cov.isfinite().all():
+            return
+        values, vectors = torch.linalg.eigh(cov)
         scale = (values.clamp_min(0) + self.damping).sqrt()
         # Of the layer as a plain linear one; its bias is d - V U c.
         weight = self.linear.weight.double() @ self.whitening.double()
