@@ -6,7 +6,7 @@ and 48, full-batch gradient descent, the best of the learning rates {0.1, 0.2, 0
 plain, DBN most so, although its step takes twice BN's time on CPUs. The paper prints no numbers for the curves.
 Command: ``whitenorm reproduce dbn-conditioning --data ROOT``.
 
-The default scale has all images and learning rates but 150 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
+The default scale has all images and learning rates but 120 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
 The condition number is measured at the steps of the learning rate that was chosen, with batch statistics on all images.
 A Fisher matrix that is singular in float64, as with a unit that is never active, counts with the largest number that
 float64 can tell.
@@ -150,9 +150,9 @@ EXPERIMENT = Experiment(
             "lrs": [0.1, 0.2, 0.5, 1, 2],
             "dampings": [0.1, 1],
             "intervals": [50],
-            "steps": 150,
-            "points": 30,
-            "fisher_every": 5,
+            "steps": 120,
+            "points": 24,
+            "fisher_every": 6,
             "batch_size": None,
         },
         "paper": {
