@@ -45,7 +45,7 @@ def plan(scale: Settings) -> list[Settings]:
     """Every depth and method, those of groups at every group number."""
     return [
         {"layers": layers, "features": scale["features"], "samples": scale["samples"], "method": method, "groups": g}
-        for layers in (1, 2, 3, 4)
+        for layers in scale["layers"]
         for method in _METHODS
         for g in (scale["groups"] if method in ("GN", "GW") else [1])
     ]
@@ -128,7 +128,8 @@ def _batch_below(reading: str, depths: tuple[int, ...]) -> Callable[[Results], J
                     _level(results, reading, method, layers, groups),
                     (f"{layers}-layer BN", method),
                 )
-                for layers in depths
+                for layers in results.levels("layers")
+                if layers in depths
                 for method in ("GN", "GW")
             )
         )
@@ -186,9 +187,9 @@ EXPERIMENT = Experiment(
     cost="20 s",
     claims=tuple(claim for reading in _READINGS for claim in _claims(reading)),
     scales={
-        "smoke": {"features": 32, "samples": 64, "groups": [1, 2, 4]},
-        "default": {"features": 256, "samples": 1024, "groups": [1, 2, 4, 8, 16, 32]},
-        "paper": {"features": 256, "samples": 1024, "groups": [1, 2, 4, 8, 16, 32]},
+        "smoke": {"layers": [1, 2], "features": 32, "samples": 64, "groups": [1, 2, 4]},
+        "default": {"layers": [1, 2, 3, 4], "features": 256, "samples": 1024, "groups": [1, 2, 4, 8, 16, 32]},
+        "paper": {"layers": [1, 2, 3, 4], "features": 256, "samples": 1024, "groups": [1, 2, 4, 8, 16, 32]},
     },
     seeds={"smoke": 1, "default": 5, "paper": 10},
     plan=plan,
