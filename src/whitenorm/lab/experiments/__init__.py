@@ -2,7 +2,9 @@
 
 from whitenorm.lab.experiments import (
     dbn_axis_swap,
+    dbn_conditioning,
     dbn_deep,
+    dbn_group_size,
     dbn_imagenet,
     dbn_lr,
     dbn_resnet,
@@ -10,6 +12,7 @@ from whitenorm.lab.experiments import (
     dbn_wrn,
     gw_batch_group,
     gw_capacity,
+    gw_conditioning,
     gw_constraints,
     gw_groups_imagenet,
     gw_imagenet,
@@ -25,7 +28,9 @@ from whitenorm.lab.reproduce.experiment import Experiment
 
 _MODULES = (
     dbn_axis_swap,
+    dbn_conditioning,
     dbn_deep,
+    dbn_group_size,
     dbn_imagenet,
     dbn_lr,
     dbn_resnet,
@@ -33,6 +38,7 @@ _MODULES = (
     dbn_wrn,
     gw_batch_group,
     gw_capacity,
+    gw_conditioning,
     gw_constraints,
     gw_groups_imagenet,
     gw_imagenet,
@@ -49,10 +55,11 @@ EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.id: module.EXPERIMENT fo
 
 SETUPS: dict[str, str] = {module.EXPERIMENT.id: module.__doc__ or "" for module in _MODULES}
 """What each one does, in the words of its file."""
-# Experiments of the papers that have no entry yet: paper, place, what.
+
 MISSING: dict[str, tuple[str, str, str]] = {
     "gw-coco": ("GW", "tables 4 and 5", "Detection and segmentation on COCO"),
     "gw-nmt": ("GW", "app. G", "Translation with GW for LN in a transformer"),
     "sw-segmentation": ("SW", "app. C", "Segmentation with 7 and 14 layers"),
     "sw-style": ("SW", "fig. 1", "Image style transfer"),
 }
+"""Experiments of the papers that have no entry yet: paper, place, what."""

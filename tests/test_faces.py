@@ -1,0 +1,109 @@
+"""The DBN paper's experiments on faces: the grid search of a run, and methods compared at equal time."""
+
+import math
+
+import pytest
+import torch
+
+import whitenorm
+from whitenorm.lab.digits import Split
+from whitenorm.lab.experiments import faces
+from whitenorm.lab.fitting import fit
+from whitenorm.lab.nets.nnn import NaturalNetwork
+from whitenorm.lab.reproduce.experiment import Context
+from whitenorm.lab.reproduce.results import Results, Run
+
+SCALE = {
+    "hidden": [8, 4],
+    "lrs": [0.001, 0.5, 1e9],
+    "dampings": [0.1, 1],
+    "intervals": [2, 3],
+    "steps": 6,
+    "points": 3,
+    "batch_size": None,
+}
+
+
+@pytest.fixture
+def train():
+    images = torch.randn(40, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    return Split(images, torch.arange(40) % 4)
+
+
+def timed(method, seed, seconds, losses, **settings):
+    values = {"seconds": seconds, "loss": losses, "final": losses[-1]}
+    return Run({"method": method, **settings}, seed, values, 0.0)
+
+
+def test_search_takes_the_lowest_loss(train):
+    shares = []
+    torch.manual_seed(0)
+    values, states = faces.search(faces.method("plain", SCALE), Context(0, progress=shares.append), train, 4)
+    assert values["chosen"] == {"lr": 0.5}
+    assert values["final"] == values["loss"][-1] == min(values["tried"])
+    assert len(values["tried"]) == 3
+    assert values["tried"][2] == math.inf
+    assert len(states) == 3
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+def test_states_are_those_of_the_best_run(train):
+    settings = faces.method("BN", {**SCALE, "lrs": [0.5, 0.001]})
+    torch.manual_seed(0)
+    values, states = faces.search(settings, Context(0), train, 4)
+    torch.manual_seed(0)
+    again = faces.network(settings, train.images, 4)
+    fit(again, train, lr=0.5, steps=6, points=3)
+    assert values["chosen"] == {"lr": 0.5}
+    assert torch.equal(states[-1]["1.weight"], again[1].weight)
+    assert not torch.equal(states[0]["1.weight"], states[1]["1.weight"])
+
+
+def test_search_of_a_natural_network_has_three_parameters(train):
+    values, states = faces.search(faces.method("NNN", SCALE), Context(0), train, 4)
+    assert len(values["tried"]) == 3 * 2 * 2
+    assert set(values["chosen"]) == {"lr", "damping", "interval"}
+    model = faces.network(faces.method("NNN", SCALE), train.images, 4, 0.1, 2)
+    assert isinstance(model, NaturalNetwork)
+    model.load_state_dict(states[-1])
+
+
+def test_dbn_has_its_group_size_and_no_scale():
+    model = faces.network(faces.method("DBN", SCALE, 2), torch.zeros(1), 4)
+    norms = [layer for layer in model if isinstance(layer, whitenorm.DecorrelatedBatchNorm)]
+    assert [(norm.group_size, norm.weight) for norm in norms] == [(2, None)] * 2
+
+
+def test_equal_time_is_the_end_of_the_fastest():
+    # The slow method is lower after its last step, but not at the time when the other has made all of its.
+    runs = [timed("quick", seed, [1.0, 2.0], [3.0, 1.0 + seed / 100]) for seed in range(3)]
+    runs += [timed("slow", seed, [2.0, 4.0], [2.0 + seed / 100, 0.0]) for seed in range(3)]
+    judged = faces.faster(Results(runs), "quick", ["slow"])
+    assert judged.verdict == "held"
+    assert judged.ours.startswith("after 2 s:")
+    assert faces.faster(Results(runs), "slow", ["quick"]).verdict == "not held"
+
+
+def test_a_diverged_method_sets_no_time():
+    runs = [timed("quick", seed, [1.0, 2.0], [3.0, 1.0 + seed / 100]) for seed in range(3)]
+    runs += [timed("slow", seed, [0.1, 0.1], [3.0, math.inf]) for seed in range(3)]
+    judged = faces.faster(Results(runs), "quick", ["slow"])
+    assert judged.verdict == "held"
+    assert judged.ours.startswith("after 2 s:")
+
+
+def test_group_size_is_asked_of_dbn_alone():
+    runs = [
+        timed("DBN", s, [1.0], [loss + s / 100], group_size=g) for g, loss in ((1, 9.0), (16, 1.0)) for s in range(3)
+    ]
+    runs += [timed("BN", seed, [1.0], [2.0 + seed / 100]) for seed in range(3)]
+    assert faces.faster(Results(runs), "DBN", ["BN"], group_size=16).verdict == "held"
+    assert faces.faster(Results(runs), "DBN", ["BN"], group_size=1).verdict == "not held"
+
+
+def test_description_lists_what_the_seeds_chose():
+    runs = [
+        Run({}, seed, {"chosen": {"lr": lr, "damping": 0.1, "interval": 50}}, 0.0) for seed, lr in enumerate((0.5, 0.2))
+    ]
+    assert faces.describe(Results(runs)) == "lr 0.2/0.5, ε 0.1, T 50"
