@@ -79,6 +79,12 @@ def _largest(results: Results) -> Judgement:
     return every(*(lower(found.values("snd", norm=norm), dbn, (norm, "DBN")) for norm in ("BN", _MAIN)))
 
 
+def _reduced(results: Results) -> Judgement:
+    found = _widest(results)
+    ours = found.values("snd", norm=_MAIN)
+    return every(*(lower(ours, found.values("snd", norm=norm), (_MAIN, norm)) for norm in ("BN", "DBN")))
+
+
 def _better_conditioned(results: Results) -> Judgement:
     found = results.where(sweep="features")
     return every(
@@ -110,8 +116,8 @@ def _bn_over_batch(results: Results) -> Judgement:
 
 def _bn_over_features(results: Results) -> Judgement:
     found = results.where(sweep="features at 2", norm="BN")
-    widths = found.levels("features")
-    return _rising([f"d={d}" for d in widths], [found.values("snd", features=d) for d in widths])
+    ends = min(found.levels("features")), max(found.levels("features"))
+    return _rising([f"d={d}" for d in ends], [found.values("snd", features=d) for d in ends])
 
 
 def _rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Judgement:
@@ -183,13 +189,18 @@ EXPERIMENT = Experiment(
     claims=(
         Claim("DBN's output has condition number 1 at every d", "exactly 1", _exactly_one),
         Claim("At the highest d DBN has the largest SND", "DBN significantly enlarges SND", _largest),
+        Claim("At the highest d IterNorm's SND is below BN's and DBN's", "reduced at high d", _reduced),
         Claim("IterNorm is better conditioned than BN at every d", "consistently improved", _better_conditioned),
         Claim(
             "More steps condition IterNorm better, highest d", "better with T = 1 … 9", _with_steps("condition", True)
         ),
         Claim("More steps disturb more, highest d", "increasing with T = 1 … 9", _with_steps("snd", False)),
         Claim("BN's SND falls as the batch grows, d = 128", "gradually reduced", _bn_over_batch),
-        Claim("BN's SND grows with d at B = 2", "reduced at low, increased at high d", _bn_over_features),
+        Claim(
+            "BN's SND is larger at the highest d than at the lowest, B = 2",
+            "reduced at low, increased at high d",
+            _bn_over_features,
+        ),
         Claim("At the smallest batch IterNorm's SND is below BN's", "much less sensitive", _small_batch),
         Claim("At B = 2 IterNorm's SND grows less over all d than BN's", "more stable", _stable),
     ),

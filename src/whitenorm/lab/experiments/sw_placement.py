@@ -2,7 +2,7 @@
 
 Paper: on CIFAR after the 1st and every 4th convolution, in ResNet-20 {1, 4, 8, 12, 16}; in ResNet-50 for segmentation
 {1, 3, 6, …, 39}, 14 layers, the second of each bottleneck but not where blocks have 2048 channels; for ImageNet
-{1, 6, 12, …, 36}, 7 layers. The norms are numbered here in the order in which they work on an image, shortcuts left out,
+{1, 6, 12, …, 36}, 7 layers. The norms are numbered here in the order in which they work on an image, without shortcuts,
 and not as the recipes number them. Command: ``whitenorm reproduce sw-placement``. Cost: seconds.
 """
 
