@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torchvision.models import resnet50
 
 import whitenorm
+from whitenorm.lab.nets import build
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, exactly
@@ -28,13 +28,14 @@ class Case(NamedTuple):
     """A net with a recipe, and the numbers that the paper prints."""
 
     title: str
-    net: Callable[[], nn.Module]
+    net: str
     printed: list[int]
 
 
 CASES = {
-    "sw-7": Case("ResNet-50, ImageNet", resnet50, [1, 6, 12, 18, 24, 30, 36]),
-    "sw-14": Case("ResNet-50, segmentation", resnet50, [1, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39]),
+    "sw-cifar": Case("ResNet-20, CIFAR", "resnet20", [1, 4, 8, 12, 16]),
+    "sw-7": Case("ResNet-50, ImageNet", "resnet50", [1, 6, 12, 18, 24, 30, 36]),
+    "sw-14": Case("ResNet-50, segmentation", "resnet50", [1, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39]),
 }
 
 
@@ -45,7 +46,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """All norms in working order, those that the recipe chooses, by number and by name, and their channels."""
-    net = CASES[settings["recipe"]].net()
+    net = build(CASES[settings["recipe"]].net, 10)
     chosen = {change.name for change in changes(net, whitenorm.SwitchableWhitening, settings["recipe"])}
     order = working_order(net)
     numbers = [number for number, name in enumerate(order, 1) if name in chosen]
