@@ -8,7 +8,6 @@ Command: ``whitenorm reproduce gw-histogram``. Cost: seconds, at the paper's own
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -21,7 +20,7 @@ from whitenorm.diagnostics import correlation
 from whitenorm.lab.experiments.gaussians import normalised
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower
+from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower, rising
 
 _METHODS = {"GN": "c", "BN": "m"}
 
@@ -74,16 +73,14 @@ def _gaussian(results: Results) -> Judgement:
 
 
 def _steadily(results: Results) -> Judgement:
-    sizes = [size for size in results.levels("size") if size <= 16]
+    sizes = [size for size in reversed(results.levels("size")) if size <= 16]
     return every(
         *(
-            lower(
-                results.values("distance", method=method, size=large),
-                results.values("distance", method=method, size=small),
-                (f"{method} {letter}={large}", f"{letter}={small}"),
+            rising(
+                [f"{method} {letter}={size}" for size in sizes],
+                [results.values("distance", method=method, size=size) for size in sizes],
             )
             for method, letter in _METHODS.items()
-            for small, large in pairwise(sizes)
         )
     )
 

@@ -10,8 +10,6 @@ has covariance I, ε is 1e-5 for all, and whitening is of all features at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -26,7 +24,7 @@ from whitenorm.diagnostics.disturbance import Operation
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower
+from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower, rising
 
 _STEPS = (1, 3, 5, 7, 9)
 _NORMS = ("BN", "DBN", *(f"IterNorm T={steps}" for steps in _STEPS))
@@ -103,7 +101,7 @@ def _with_steps(name: str, falls: bool) -> Any:
     def judge(results: Results) -> Judgement:
         found = _widest(results)
         norms = [f"IterNorm T={steps}" for steps in (reversed(_STEPS) if falls else _STEPS)]
-        return _rising(norms, [found.values(name, norm=norm) for norm in norms])
+        return rising(norms, [found.values(name, norm=norm) for norm in norms])
 
     return judge
 
@@ -111,19 +109,13 @@ def _with_steps(name: str, falls: bool) -> Any:
 def _bn_over_batch(results: Results) -> Judgement:
     found = results.where(sweep="batch", norm="BN")
     batches = sorted(found.levels("batch"), reverse=True)
-    return _rising([f"B={b}" for b in batches], [found.values("snd", batch=b) for b in batches])
+    return rising([f"B={b}" for b in batches], [found.values("snd", batch=b) for b in batches])
 
 
 def _bn_over_features(results: Results) -> Judgement:
     found = results.where(sweep="features at 2", norm="BN")
     ends = min(found.levels("features")), max(found.levels("features"))
-    return _rising([f"d={d}" for d in ends], [found.values("snd", features=d) for d in ends])
-
-
-def _rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Judgement:
-    """Each below the next."""
-    points = zip(names, values, strict=True)
-    return every(*(lower(low, high, (name, other)) for (name, low), (other, high) in pairwise(points)))
+    return rising([f"d={d}" for d in ends], [found.values("snd", features=d) for d in ends])
 
 
 def _small_batch(results: Results) -> Judgement:
