@@ -18,8 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import whitenorm
 from benchmarks import papers
-from benchmarks.timing import interleaved, ratio, summarise
 from whitenorm.diagnostics import flops, saved_bytes
+from whitenorm.lab.costs import layer_step
+from whitenorm.lab.timing import interleaved, ratio, summarise
 
 
 class Method(NamedTuple):
@@ -161,15 +162,7 @@ def _train(
 ) -> dict[str, list[float]]:
     x = torch.randn(shape).to(memory_format=memory_format).requires_grad_()
     grad = torch.randn(shape).to(memory_format=memory_format)
-
-    def step(module: nn.Module) -> Callable[[], None]:
-        def run() -> None:
-            module(x).backward(grad)
-            x.grad = None
-
-        return run
-
-    return interleaved({name: step(module) for name, module in modules.items()}, rounds, budget)
+    return interleaved({name: layer_step(module, x, grad) for name, module in modules.items()}, rounds, budget)
 
 
 @torch.no_grad()

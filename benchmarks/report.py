@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from benchmarks import published
 from benchmarks.layers import LARGE
+from whitenorm.lab import published
 from whitenorm.lab.marked import write_between
 
 START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchmark -->"

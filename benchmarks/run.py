@@ -22,9 +22,9 @@ from rich.progress import (
 )
 
 from benchmarks import layers, models, report, solvers
-from benchmarks.resnet import MODELS
-from benchmarks.timing import sgemm_rate
+from whitenorm.lab.costs import RESNET50
 from whitenorm.lab.machine import machine
+from whitenorm.lab.timing import sgemm_rate
 
 ROOT = Path(__file__).parent
 
@@ -108,4 +108,4 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
 def _families(quick: bool) -> list[models.Family]:
     if quick:
         return [models.resnet50(models.QUICK, 112, 8)]
-    return [models.resnet50(list(MODELS), 224, 32), models.vgg_a(128)]
+    return [models.resnet50(list(RESNET50), 224, 32), models.vgg_a(128)]

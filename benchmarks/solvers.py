@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import interleaved, summarise
+from whitenorm.lab.timing import interleaved, summarise
 from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, Solver, inverse_sqrt
 
 SOLVERS: dict[str, Solver] = {"newton": Newton(5), "zca": ZCA(), "pca": PCA(), "cholesky": Cholesky()}

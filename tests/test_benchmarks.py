@@ -8,8 +8,8 @@ from cases import assert_close
 
 import whitenorm
 from benchmarks import layers, models, papers, report, solvers
-from benchmarks.resnet import PLACEMENTS, resnet50
 from whitenorm.cli import main
+from whitenorm.lab.costs import RESNET50, VGG_A, gflops, make
 
 PAIRS = {
     "IterNorm": (papers.IterNorm(12, 6), whitenorm.IterNorm(12, 6)),
@@ -37,23 +37,36 @@ def test_same_as_the_layer(name):
         assert_close(actual, expected, torch.float64)
 
 
-@pytest.mark.parametrize(("place", "count"), [("S1", 1), ("S1-B1", 17), ("S1-B2", 17), ("S1-B3", 17), ("S1-B12", 33)])
-def test_placements_of_group_whitening(place, count):
-    model = resnet50(lambda channels: whitenorm.GroupWhitening(64, channels), PLACEMENTS[place])
-    assert sum(isinstance(module, whitenorm.GroupWhitening) for module in model.modules()) == count
-
-
-@pytest.mark.parametrize(("place", "count"), [("7", 7), ("14", 14), ("full", 53)])
-def test_placements_of_the_other_papers(place, count):
-    model = resnet50(whitenorm.SwitchableWhitening, PLACEMENTS[place])
-    assert sum(isinstance(module, whitenorm.SwitchableWhitening) for module in model.modules()) == count
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("GW S1", 1),
+        ("GW S1-B1", 17),
+        ("GW S1-B2", 17),
+        ("GW S1-B3", 17),
+        ("GW S1-B12", 33),
+        ("GW full", 53),
+        ("SW^a 7 layers", 7),
+        ("SW^b 14 layers", 14),
+    ],
+)
+def test_placements(name, count):
+    model = make("resnet50", 1000, RESNET50[name])
+    kinds = (whitenorm.GroupWhitening, whitenorm.SwitchableWhitening)
+    assert sum(isinstance(module, kinds) for module in model.modules()) == count
 
 
 def test_resnet50_is_the_one_the_papers_count():
     """25.557 M parameters, and SW's 4.1 GFLOPs."""
-    model = resnet50()
+    model = make("resnet50", 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
-    assert models.gflops(model, 224) == pytest.approx(4.1, abs=0.05)
+    assert gflops(model, 224) == pytest.approx(4.1, abs=0.05)
+
+
+def test_group_sizes_of_vgg():
+    model = make("vgg-a", 10, VGG_A["DBN-G256"])
+    layers_ = [module for module in model.modules() if isinstance(module, whitenorm.DecorrelatedBatchNorm)]
+    assert [layer.group_size for layer in layers_] == [64, 128, *[256] * 6]
 
 
 @pytest.fixture(scope="module")

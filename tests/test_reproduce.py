@@ -7,12 +7,13 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from scipy import stats
 
 from whitenorm.cli import main
 from whitenorm.lab.reproduce.experiment import Claim, Experiment
 from whitenorm.lab.reproduce.results import Results, Run, Store
 from whitenorm.lab.reproduce.runner import reproduce
-from whitenorm.lab.reproduce.verdicts import alike, every, exactly, lower
+from whitenorm.lab.reproduce.verdicts import alike, at_most, every, exactly, lower
 
 NAMES = ("one", "other")
 
@@ -30,6 +31,22 @@ def test_lower():
 def test_no_spread():
     assert lower([1.0] * 3, [2.0] * 3, NAMES).verdict == "held"
     assert lower([1.0] * 3, [1.0] * 3, NAMES).verdict == "not decided"
+
+
+def test_a_printed_number_has_no_spread():
+    ours = [1.0, 1.1, 0.9]
+    assert at_most(ours, 2.0, NAMES).verdict == "held"
+    assert at_most(ours, 0.5, NAMES).verdict == "not held"
+    assert at_most(ours, 1.05, NAMES).verdict == "not decided"
+    assert at_most(ours[:2], 2.0, NAMES).verdict == "not decided"
+    expected = stats.ttest_1samp(ours, 1.2, alternative="less").pvalue
+    assert at_most(ours, 1.2, NAMES).why == f"p = {expected:.2g}"
+
+
+def test_the_test_is_welchs():
+    one, other = [1.0, 1.1, 0.9, 1.3], [1.5, 1.2, 1.9]
+    expected = stats.ttest_ind(one, other, equal_var=False, alternative="less").pvalue
+    assert lower(one, other, NAMES).why == f"p = {expected:.2g}"
 
 
 def test_diverged_runs():

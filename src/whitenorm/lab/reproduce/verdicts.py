@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from scipy import stats
@@ -76,6 +77,18 @@ def alike(one: Sequence[float], other: Sequence[float], names: tuple[str, str], 
     return Judgement("not decided", ours, f"margin {margin:g}, p = {within:.2g}")
 
 
+def at_most(values: Sequence[float], limit: float, names: tuple[str, str]) -> Judgement:
+    """That a method's numbers are below one that was printed, which has no spread here: the one-sample t-test.
+
+    Example::
+
+        >>> at_most([1.0, 1.1, 0.9], 2.0, ("GW", "paper")).ours
+        'GW 1 ± 0.1, paper 2'
+    """
+    judged = lower(values, [limit] * max(len(values), FEWEST_SEEDS), names)
+    return replace(judged, ours=f"{names[0]} {spread(values)}, {names[1]} {limit:.4g}")
+
+
 def exactly(holds: bool, ours: str) -> Judgement:
     """A claim about counts, which hold or do not."""
     return Judgement("held" if holds else "not held", ours, "counted")
@@ -88,6 +101,18 @@ def every(*parts: Judgement) -> Judgement:
     return Judgement(
         verdict, "; ".join(part.ours for part in parts), "; ".join(f"{part.verdict}: {part.why}" for part in parts)
     )
+
+
+def rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Judgement:
+    """That each method's numbers are lower than the next one's.
+
+    Example::
+
+        >>> rising(["T=1", "T=3"], [[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]]).verdict
+        'held'
+    """
+    points = zip(names, values, strict=True)
+    return every(*(lower(low, high, (name, other)) for (name, low), (other, high) in pairwise(points)))
 
 
 def spread(values: Sequence[float]) -> str:
@@ -104,7 +129,9 @@ def _p(small: Sequence[float], large: Sequence[float], shift: float) -> float:
     if len({*small}) == 1 and len({*moved}) == 1:
         # No spread at all, as in what does not depend on the seed.
         return 0.0 if small[0] < moved[0] else 1.0
-    return float(stats.ttest_ind(small, moved, equal_var=False, alternative="less").pvalue)
+    # From means and deviations, as scipy warns of samples without spread, such as a printed number.
+    sides = [(statistics.fmean(values), statistics.stdev(values), len(values)) for values in (small, moved)]
+    return float(stats.ttest_ind_from_stats(*sides[0], *sides[1], equal_var=False, alternative="less").pvalue)
 
 
 def _diverged(small: Sequence[float], large: Sequence[float], names: tuple[str, str], ours: str) -> Judgement:

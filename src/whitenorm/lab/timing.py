@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ class Timing(NamedTuple):
     iqr: float
 
 
-def interleaved(runs: dict[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, list[float]]:
+def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, list[float]]:
     """Seconds of each run, all of them in every round, after one round to warm up.
 
     Each round has an order of its own: a run finds the caches as the one before it left them. Stops early, but not

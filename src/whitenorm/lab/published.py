@@ -1,0 +1,99 @@
+"""The papers' own figures of time and cost, as printed, to stand beside what is measured here.
+
+They come from other machines, most of them GPUs: only ratios can be compared.
+"""
+
+from __future__ import annotations
+
+
+def _percent(times: dict[str, float], base: float) -> dict[str, float]:
+    return {name: 100 * (time / base - 1) for name, time in times.items()}
+
+
+# Additional time of a training step over BatchNorm.
+STEP_PERCENT = {
+    # GW, table A2, (BW_Σ) A3 and (full) the text before them: ms, ResNet-50, V100.
+    **_percent(
+        {
+            "GW S1": 437,
+            "GW S1-B1": 518,
+            "GW S1-B2": 514,
+            "GW S1-B3": 634,
+            "GW S1-B12": 589,
+            "BW_Σ S1-B2": 550,
+            "GW full": 796,
+        },
+        419,
+    ),
+    # SW, supplement, table 1: seconds, ResNet-50 at 224², CPU.
+    **_percent({"BW 7 layers": 0.793, "SW^a 7 layers": 0.802, "SW^b 7 layers": 0.817}, 0.720),
+    # DBN, table B.1: seconds an epoch, VGG-A on CIFAR, GPU.
+    **_percent({"DBN-G8": 707.47, "DBN-G16": 466.92, "DBN-G64": 297.25, "DBN-G256": 440.88, "DBN-G512": 1004}, 163.68),
+}
+
+# The same of inference.
+INFERENCE_PERCENT = {
+    **_percent({"BW 7 layers": 0.259, "SW^a 7 layers": 0.262, "SW^b 7 layers": 0.268}, 0.210),
+    **_percent({"DBN-G8": 15.50, "DBN-G16": 14.41, "DBN-G64": 13.70, "DBN-G256": 13.64, "DBN-G512": 13.68}, 11.47),
+}
+
+# A training step at 713², batch 1: SW, supplement, table 2, seconds, CPU.
+STEP_PERCENT_713 = _percent(
+    {
+        "BW 7 layers": 17.72,
+        "SW^a 7 layers": 17.89,
+        "SW^b 7 layers": 18.48,
+        "BW 14 layers": 18.26,
+        "SW^a 14 layers": 18.49,
+        "SW^b 14 layers": 18.90,
+    },
+    17.61,
+)
+
+INFERENCE_PERCENT_713 = _percent(
+    {
+        "BW 7 layers": 8.42,
+        "SW^a 7 layers": 8.52,
+        "SW^b 7 layers": 8.70,
+        "BW 14 layers": 8.52,
+        "SW^a 14 layers": 8.80,
+        "SW^b 14 layers": 8.88,
+    },
+    8.29,
+)
+
+# One DBN in a residual net: training and inference beyond BatchNorm's. DBN, table B.2, seconds an epoch on CIFAR, and
+# table B.4, seconds an iteration on ImageNet, a GPU.
+DBN_L1_PERCENT = {
+    "resnet20": (100 * (42.87 / 25.97 - 1), 100 * (2.44 / 1.94 - 1)),
+    "resnet32": (100 * (57.47 / 40.36 - 1), 100 * (3.33 / 2.80 - 1)),
+    "resnet44": (100 * (72.06 / 55.03 - 1), 100 * (4.36 / 3.65 - 1)),
+    "resnet56": (100 * (86.80 / 69.53 - 1), 100 * (5.12 / 4.57 - 1)),
+    "wrn-28-10": (100 * (457 / 440 - 1), 100 * (38.10 / 36.56 - 1)),
+    "wrn-40-10": (100 * (659.55 / 643.94 - 1), 100 * (26.08 / 25.69 - 1)),
+    "resnet18": (100 * (0.31 / 0.20 - 1), 100 * (0.09 / 0.07 - 1)),
+    "resnet34": (100 * (0.45 / 0.34 - 1), 100 * (0.14 / 0.12 - 1)),
+    "resnet50": (100 * (0.80 / 0.69 - 1), 100 * (0.22 / 0.19 - 1)),
+    "resnet101": (100 * (1.35 / 1.24 - 1), 100 * (0.37 / 0.35 - 1)),
+}
+
+# Larger nets with GW and BW_Σ at S1-B2, a training step beyond BatchNorm's: GW, table A3, ms, V100.
+S1_B2_PERCENT = {
+    "resnet101": {"GW S1-B2": 100 * (810 / 672 - 1), "BW_Σ S1-B2": 100 * (882 / 672 - 1)},
+    "resnext50_32x4d": {"GW S1-B2": 100 * (738 / 574 - 1), "BW_Σ S1-B2": 100 * (798 / 574 - 1)},
+}
+
+# FLOPs of inference at 224², in billions: SW, supplement, table 1.
+GFLOPS = {"BatchNorm": 4.143, "BW 7 layers": 4.185, "SW^a 7 layers": 4.185, "SW^b 7 layers": 4.188}
+
+# Forward and backward, N = 64 at 32², by width, to the 'cudnn' convolution: IterNorm, supplement, table 1, ms, GPU.
+TO_CONVOLUTION = {
+    (name, width): time / convolution
+    for width, convolution, times in (
+        (64, 5.65, {"DBN": 15.92, "IterNorm T=3": 6.59, "IterNorm": 7.40, "IterNorm T=7": 8.21}),
+        (128, 13.62, {"DBN": 35.02, "IterNorm T=3": 13.32, "IterNorm": 13.92, "IterNorm T=7": 14.68}),
+    )
+    for name, time in times.items()
+}
+# A training step of VGG, batch 256, IterNorm's against DBN's: the text above it, seconds.
+VGG_TO_DBN = 0.343 / 1.366
