@@ -21,6 +21,8 @@ from scipy import stats
 Verdict = Literal["held", "not held", "not decided"]
 LEVEL = 0.05
 FEWEST_SEEDS = 3
+# Of the parts of a claim, how many give their reasons.
+_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -98,21 +100,10 @@ def every(*parts: Judgement) -> Judgement:
     """A claim of several parts."""
     verdicts = {part.verdict for part in parts}
     verdict: Verdict = "not held" if "not held" in verdicts else "not decided" if "not decided" in verdicts else "held"
-    return Judgement(
-        verdict, "; ".join(part.ours for part in parts), "; ".join(f"{part.verdict}: {part.why}" for part in parts)
-    )
-
-
-def rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Judgement:
-    """That each method's numbers are lower than the next one's.
-
-    Example::
-
-        >>> rising(["T=1", "T=3"], [[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]]).verdict
-        'held'
-    """
-    points = zip(names, values, strict=True)
-    return every(*(lower(low, high, (name, other)) for (name, low), (other, high) in pairwise(points)))
+    deciding = [part.why for part in parts if part.verdict == verdict]
+    reasons = "; ".join(dict.fromkeys(deciding[:_REASONS])) + ("; …" if len(deciding) > _REASONS else "")
+    why = f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}"
+    return Judgement(verdict, "; ".join(part.ours for part in parts), why)
 
 
 def spread(values: Sequence[float]) -> str:
