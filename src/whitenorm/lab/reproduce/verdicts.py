@@ -106,6 +106,18 @@ def every(*parts: Judgement) -> Judgement:
     return Judgement(verdict, "; ".join(part.ours for part in parts), why)
 
 
+def rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Judgement:
+    """That each method's numbers are lower than the next one's.
+
+    Example::
+
+        >>> rising(["T=1", "T=3"], [[1.0, 1.1, 0.9], [2.0, 2.1, 1.9]]).verdict
+        'held'
+    """
+    points = zip(names, values, strict=True)
+    return every(*(lower(low, high, (name, other)) for (name, low), (other, high) in pairwise(points)))
+
+
 def spread(values: Sequence[float]) -> str:
     """Mean ± standard deviation over the seeds."""
     if not all(map(math.isfinite, values)):
