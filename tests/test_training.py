@@ -249,6 +249,7 @@ def test_precision(precision):
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"epochs": 0}, "epochs"),
         ({"sync": True}, "torchrun"),
+        ({"accelerator": "cpu", "precision": "16-mixed"}, "bf16-mixed"),
     ],
 )
 def test_refused(options, words):
@@ -259,7 +260,7 @@ def test_refused(options, words):
 
 def test_wrong_number_of_classes():
     with pytest.raises(ValueError, match="expected a net with 10 outputs"):
-        fit(Train(data="digits", progress=False), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
+        fit(Train(data="digits", mixup=0.2, progress=False), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
 
 
 def test_two_processes_are_one(tmp_path):

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch import Callback
 from torch import nn
 
 from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset
-from whitenorm.lab.training.checkpoints import Checkpoints, WholeFiles, newest_whole
+from whitenorm.lab.training.checkpoints import newest_whole
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.module import Classifier
 from whitenorm.lab.training.outcome import DivergenceError, Outcome
-from whitenorm.lab.training.progress import progress, say
+from whitenorm.lab.training.progress import say
 from whitenorm.lab.training.sources import Source, source
+from whitenorm.lab.training.trainer import make_trainer, quiet
 
 
 def fit(
@@ -67,11 +61,11 @@ def fit(
 
     torch.manual_seed(config.seed)
     batches = source(config, dataset, lambda: trainer.global_step, rank, world)
-    module = _module(model or _net(config, batches), config, batches, world)
+    module = _module(_net(config, batches) if model is None else model, config, batches, world)
     parameters = sum(parameter.numel() for parameter in module.model.parameters())
     outcome = Outcome(config.to_dict(), batches.classes, parameters)
-    with _quiet():
-        trainer = _trainer(config, folder, batches, world, callbacks)
+    with quiet():
+        trainer = make_trainer(config, folder, len(batches.test) > 0, callbacks)
         try:
             trainer.fit(module, batches.train, batches.test, ckpt_path=checkpoint)
             if len(batches.test) and module.history[-1].test_accuracy is None:
@@ -121,58 +115,3 @@ def _module(model: nn.Module, config: Train, batches: Source, world: int) -> Cla
     if config.sync and world == 1:
         raise ValueError("expected several processes, started by torchrun, for sync (got one); leave it out")
     return module
-
-
-def _trainer(
-    config: Train, folder: RunFolder | None, batches: Source, world: int, callbacks: Sequence[Callback]
-) -> Trainer:
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    own: list[Callback] = [*callbacks, *progress(config)]
-    if folder is not None:
-        own.append(Checkpoints(folder.checkpoints, config.checkpoint_epochs, config.checkpoint_steps))
-    loggers: list[Any] = []
-    if folder is not None:
-        loggers = [TensorBoardLogger(folder.path / "logs", "tensorboard"), CSVLogger(folder.path / "logs", "csv")]
-    try:
-        return Trainer(
-            accelerator=config.accelerator,
-            devices=local,
-            num_nodes=world // local,
-            strategy="ddp" if world > 1 else "auto",
-            precision=config.precision,
-            max_epochs=config.epochs,
-            max_steps=config.steps or -1,
-            logger=loggers or False,
-            callbacks=own,
-            plugins=[WholeFiles()],
-            default_root_dir=None if folder is None else folder.path,
-            enable_checkpointing=folder is not None,
-            enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in own),
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            check_val_every_n_epoch=config.test_every,
-            limit_val_batches=1.0 if len(batches.test) else 0,
-            use_distributed_sampler=False,
-            log_every_n_steps=1,
-        )
-    except MisconfigurationException as error:
-        raise ValueError(
-            f"expected what this machine can run (got accelerator={config.accelerator!r}): {error}"
-        ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without lightning's lines about the machine and itself."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            # Lightning's own use of torch's pytrees.
-            warnings.filterwarnings("ignore", ".*treespec, LeafSpec.* is deprecated", FutureWarning)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
