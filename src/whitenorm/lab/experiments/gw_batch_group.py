@@ -5,7 +5,8 @@ learning rate 0.1 (figure A2: 0.01 and 0.5). GN and GW are stable over batch siz
 groups of 16 less than BW; GN and GW fall where the group number is too large. Hidden layers are counted here, for the
 paper has "one-layer" MLPs besides linear classifiers. Not stated there: batch sizes, the groups of GN and GW over batch
 sizes (here √width), the batch size over groups (here 32), BW's matrix (here ZCA, ε 1e-3). Default scale: 1,000 images,
-5 epochs, learning rate 0.1, and 64 units, for BW needs batches larger than the width.
+5 epochs, learning rate 0.1, and 64 units, for BW needs batches larger than the width. So few epochs leave the largest
+batches 35 steps, which is less than BW needs to train.
 Training errors are those of the last epoch's steps. Command: ``whitenorm reproduce gw-batch-group --data ROOT``.
 """
 

@@ -26,13 +26,14 @@ _PLAIN: Settings = {"norm": "plain"}
 _BN: Settings = {"norm": "BN", "eps": 1e-5}
 _DBN: Settings = {"norm": "DBN", "eps": 1e-3}
 _ITER: dict[int, Settings] = {steps: {"norm": "IterNorm", "T": steps, "eps": 1e-5} for steps in (1, 3, 5, 7, 9)}
+_ALL = (_PLAIN, _BN, _DBN, *_ITER.values())
 _LRS = [0.2, 0.5, 1, 2, 5]
 
 
 def plan(scale: Settings) -> list[Settings]:
     """Every norm and learning rate."""
     shared = {"hidden": 3, "width": 100, "points": 20, **{k: v for k, v in scale.items() if k != "lrs"}}
-    return [{**norm, **shared, "lr": lr} for norm in (_PLAIN, _BN, _DBN, *_ITER.values()) for lr in scale["lrs"]]
+    return [{**norm, **shared, "lr": lr} for norm in _ALL for lr in scale["lrs"]]
 
 
 def _all(value: str, *pairs: tuple[Settings, Settings]) -> Judge:
@@ -51,16 +52,22 @@ def draw(results: Results) -> Figure:
 
 
 def _panel(panel: Axes, results: Results, norms: Sequence[Settings], lines: dict[str, str]) -> None:
-    for number, norm in enumerate(norms):
+    for norm in norms:
         found = tuned(results, **norm)
         name = f"{label(norm)}, lr {found.levels('lr')[0]}"
         for value, style in lines.items():
             legend = name if value == next(iter(lines)) else "_"
             spread_line(
-                panel, found[0].values["step"], found.values(value), legend, color=f"C{number}", linestyle=style
+                panel,
+                found[0].values["step"],
+                found.values(value),
+                legend,
+                color=f"C{_ALL.index(norm)}",
+                linestyle=style,
             )
-    panel.set(xlabel="step", ylabel="error in %", yscale="symlog")
-    panel.set_ylim(bottom=0)
+    panel.set(xlabel="step", ylabel="error in %", yscale="symlog" if "error" in lines else "log")
+    if "error" in lines:
+        panel.set_ylim(bottom=0)
     finish(panel)
 
 

@@ -63,7 +63,7 @@ def mnist(context: Context, images: int, test_images: int) -> tuple[Split, Split
 
 
 def trained(model: nn.Module, train: Split, test: Split, settings: Settings, context: Context) -> dict[str, Any]:
-    """The curves of a run, and its last training loss, training error and test error by name."""
+    """The curves of a run, and its last training loss and error and, where there are images for it, test error."""
     curve = fit(
         model,
         train,
@@ -75,8 +75,8 @@ def trained(model: nn.Module, train: Split, test: Split, settings: Settings, con
         measure=(lambda model: {"test": error(model, test)}) if len(test.labels) else None,
         progress=context.progress,
     )
-    last = {f"final_{name}": curve.get(name, [math.inf])[-1] for name in ("loss", "error", "test")}
-    return {**curve, **last}
+    names = ("loss", "error", "test") if len(test.labels) else ("loss", "error")
+    return {**curve, **{f"final_{name}": curve.get(name, [math.inf])[-1] for name in names}}
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
