@@ -113,8 +113,8 @@ def draw(results: Results) -> Figure:
             axes[1, 0].hexbin(
                 x, y, gridsize=22, cmap="Blues", mincnt=1, bins="log", vmin=0.5, extent=(-reach, reach) * 2
             )
-            axes[0, 0].hist(x, 40, (-reach, reach), color="tab:blue")
-            axes[1, 1].hist(y, 40, (-reach, reach), color="tab:blue", orientation="horizontal")
+            axes[0, 0].hist(x, 40, range=(-reach, reach), color="tab:blue")
+            axes[1, 1].hist(y, 40, range=(-reach, reach), color="tab:blue", orientation="horizontal")
             axes[1, 0].set(xlim=(-reach, reach), ylim=(-reach, reach))
             axes[0, 0].set_yticks([])
             axes[1, 1].set_xticks([])
