@@ -49,7 +49,7 @@ class GwMlp(Train):
     """MLP of four layers and 256 units on MNIST with GW (GW, fig. 1 and A2).
 
     Expected: training and test error the same over batch sizes (--batch-size), where BN's (--norm bn) rise at small
-    ones; the paper shows curves, and takes the best of a run.
+    ones; the paper shows them at the end of 50 epochs.
     Cost: 0.0060 PFLOPs.
     Command: whitenorm train gw-mlp --batch-size 16
     """
