@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -114,5 +115,6 @@ def verdicts(content: dict[str, Any]) -> Table:
     for heading in ("claim", "paper", "here", "verdict"):
         view.add_column(heading, overflow="fold")
     for claim in content["claims"]:
-        view.add_row(claim["claim"], claim["paper"], claim["ours"], f"{claim['verdict']} ({claim['why']})")
+        words = (claim["claim"], claim["paper"], claim["ours"], f"{claim['verdict']} ({claim['why']})")
+        view.add_row(*map(escape, words))
     return view
