@@ -178,7 +178,9 @@ def test_an_interrupted_call_goes_on(experiment, tmp_path):
     assert seen[-1] == (9, 9)
 
 
-def test_command(tmp_path, capsys):
+def test_command(tmp_path, capsys, monkeypatch):
+    # Wide enough for no cell to be wrapped.
+    monkeypatch.setenv("COLUMNS", "250")
     assert main(["reproduce", "gw-constraints", "--scale", "smoke", "--out", str(tmp_path)]) == 0
     assert "held" in capsys.readouterr().out
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0

@@ -83,16 +83,16 @@ def _smaller_on_large_images(results: Results) -> Judgement:
 
 def draw(results: Results) -> Figure:
     """Added time of both nets."""
-    first, second = (results.where(table=table) for table in _LAYERS)
-    sizes = [f"{found[0].settings['resolution']}²" for found in (first, second)]
-    return overheads.picture(
-        [
-            (first, "step", published.STEP_PERCENT, f"ResNet-50 at {sizes[0]}"),
-            (first, "inference", published.INFERENCE_PERCENT, f"ResNet-50 at {sizes[0]}"),
-            (second, "step", published.STEP_PERCENT_713, f"dilated ResNet-50 at {sizes[1]}; paper 713²"),
-            (second, "inference", published.INFERENCE_PERCENT_713, f"dilated ResNet-50 at {sizes[1]}; paper 713²"),
-        ]
-    )
+    panels: list[Any] = []
+    for table, size, step, inference in (
+        ("1", 224, published.STEP_PERCENT, published.INFERENCE_PERCENT),
+        ("2", 713, published.STEP_PERCENT_713, published.INFERENCE_PERCENT_713),
+    ):
+        found = results.where(table=table)
+        ours = found[0].settings
+        title = f"{ours['net']} at {ours['resolution']}²" + (f"; paper {size}²" if size != ours["resolution"] else "")
+        panels += [(found, "step", step, title), (found, "inference", inference, title)]
+    return overheads.picture(panels)
 
 
 EXPERIMENT = Experiment(
