@@ -1,73 +1,16 @@
 """The papers' experiments, one file each, by id."""
 
-from whitenorm.lab.experiments import (
-    dbn_axis_swap,
-    dbn_conditioning,
-    dbn_cost,
-    dbn_deep,
-    dbn_group_size,
-    dbn_imagenet,
-    dbn_lr,
-    dbn_resnet,
-    dbn_vgg,
-    dbn_wrn,
-    gw_batch_group,
-    gw_capacity,
-    gw_conditioning,
-    gw_constraints,
-    gw_cost,
-    gw_diversity,
-    gw_groups_imagenet,
-    gw_histogram,
-    gw_imagenet,
-    iternorm_cost,
-    iternorm_imagenet,
-    iternorm_microbatch,
-    iternorm_mlp,
-    iternorm_snd,
-    iternorm_snd_picture,
-    iternorm_vgg,
-    iternorm_vgg_group,
-    iternorm_vgg_t,
-    iternorm_wrn,
-    sw_cost,
-    sw_placement,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from whitenorm.lab.reproduce.experiment import Experiment
 
-_MODULES = (
-    dbn_axis_swap,
-    dbn_conditioning,
-    dbn_cost,
-    dbn_deep,
-    dbn_group_size,
-    dbn_imagenet,
-    dbn_lr,
-    dbn_resnet,
-    dbn_vgg,
-    dbn_wrn,
-    gw_batch_group,
-    gw_capacity,
-    gw_conditioning,
-    gw_constraints,
-    gw_cost,
-    gw_diversity,
-    gw_groups_imagenet,
-    gw_histogram,
-    gw_imagenet,
-    iternorm_cost,
-    iternorm_imagenet,
-    iternorm_microbatch,
-    iternorm_mlp,
-    iternorm_snd,
-    iternorm_snd_picture,
-    iternorm_vgg,
-    iternorm_vgg_group,
-    iternorm_vgg_t,
-    iternorm_wrn,
-    sw_cost,
-    sw_placement,
-)
+# Those without an experiment of their own are what several share.
+_MODULES = [
+    module
+    for name in sorted(info.name for info in iter_modules(__path__))
+    if hasattr(module := import_module(f"{__name__}.{name}"), "EXPERIMENT")
+]
 
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.id: module.EXPERIMENT for module in _MODULES}
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.presets.iternorm import IternormImagenet
 
 
 @dataclass
-class GwImagenet(Train):
+class GwImagenet(IternormImagenet):
     """ImageNet ResNet-50 with GW as its first norm and the second of every block (GW, tab. 2 and 3).
 
     Expected: top-1 accuracy 77.72 % (BN 76.23 %, GN 75.71 %, BW_Σ 77.21 %); --where s1 76.76, s1-b1 77.62, s1-b3 77.47,
@@ -21,13 +22,6 @@ class GwImagenet(Train):
     net: str = "resnet50"
     norm: str = "gw"
     where: str = "s1-b2"
-    data: str = "imagefolder:imagenet"
-    augment: bool = True
-    batch_size: int = 256
-    weight_decay: float = 1e-4
-    epochs: int = 100
-    milestones: tuple[int, ...] = (30, 60, 90)
-    workers: int = 8
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.presets.dbn import DbnImagenet, DbnWrn
 
 
 @dataclass
@@ -29,7 +30,7 @@ class IternormVgg(Train):
 
 
 @dataclass
-class IternormWrn(Train):
+class IternormWrn(DbnWrn):
     """Wide residual net on CIFAR-10 with IterNorm at every norm, groups of 64 (IterNorm, tab. 1).
 
     Expected: test error 3.56 % (BN 3.89 %), with wrn-40-10 3.59 (3.82), mean of 5 seeds.
@@ -37,18 +38,12 @@ class IternormWrn(Train):
     Command: whitenorm train iternorm-wrn --net wrn-40-10
     """
 
-    net: str = "wrn-28-10"
     norm: str = "iternorm"
-    augment: bool = True
-    nesterov: bool = True
-    weight_decay: float = 5e-4
-    epochs: int = 200
-    milestones: tuple[int, ...] = (60, 120, 160)
-    factor: float = 0.2
+    where: str = "all"
 
 
 @dataclass
-class IternormImagenet(Train):
+class IternormImagenet(DbnImagenet):
     """ImageNet ResNet with IterNorm as its first norm and before its classifier (IterNorm, tab. 2 and 3).
 
     Expected: top-1 error of resnet18 28.86 % (BN 29.76 %; --where l1 29.34, --where all 29.30), resnet50 22.91 (23.95),
@@ -57,16 +52,10 @@ class IternormImagenet(Train):
     Command: torchrun --nproc-per-node 4 -m whitenorm train iternorm-imagenet --net resnet50 --data imagefolder:PATH
     """
 
-    net: str = "resnet18"
     norm: str = "iternorm"
     where: str = "l1+df"
-    data: str = "imagefolder:imagenet"
-    augment: bool = True
-    batch_size: int = 256
-    weight_decay: float = 1e-4
     epochs: int = 100
     milestones: tuple[int, ...] = (30, 60, 90)
-    workers: int = 8
 
 
 PRESETS: dict[str, type[Train]] = {
