@@ -77,6 +77,8 @@ def test_parts():
     assert every(yes, yes).verdict == "held"
     assert every(yes, open_).verdict == "not decided"
     assert every(yes, open_, no).verdict == "not held"
+    nested = every(every(yes, open_), every(open_))
+    assert nested.why == f"2 of 3 parts not decided: {open_.why}"
 
 
 def test_asking_results():

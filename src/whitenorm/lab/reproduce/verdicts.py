@@ -32,6 +32,8 @@ class Judgement:
     verdict: Verdict
     ours: str
     why: str = ""
+    parts: tuple[Judgement, ...] = ()
+    """What a claim of several parts is made of."""
 
 
 def lower(small: Sequence[float], large: Sequence[float], names: tuple[str, str], margin: float = 0.0) -> Judgement:
@@ -100,10 +102,11 @@ def every(*parts: Judgement) -> Judgement:
     """A claim of several parts."""
     verdicts = {part.verdict for part in parts}
     verdict: Verdict = "not held" if "not held" in verdicts else "not decided" if "not decided" in verdicts else "held"
-    deciding = [part.why for part in parts if part.verdict == verdict]
+    leaves = tuple(leaf for part in parts for leaf in (part.parts or (part,)))
+    deciding = [leaf.why for leaf in leaves if leaf.verdict == verdict]
     reasons = "; ".join(dict.fromkeys(deciding[:_REASONS])) + ("; …" if len(deciding) > _REASONS else "")
-    why = f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}"
-    return Judgement(verdict, "; ".join(part.ours for part in parts), why)
+    why = f"{len(deciding)} of {len(leaves)} parts {verdict}: {reasons}"
+    return Judgement(verdict, "; ".join(part.ours for part in parts), why, leaves)
 
 
 def rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Judgement:
