@@ -1,9 +1,13 @@
 """The package as a whole: what it exports, and that torch is all it needs."""
 
+import importlib
 import subprocess
 import sys
 
+import pytest
+
 import whitenorm
+from whitenorm import cli
 
 
 def test_exports():
@@ -26,3 +30,14 @@ whitenorm.IterNorm(8)(torch.randn(4, 8, 3, 3)).sum().backward()
 assert not any(name.startswith("whitenorm.lab") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_every_command_is_there_and_in_the_help(capsys):
+    for name, command in cli.COMMANDS.items():
+        module = importlib.import_module(command.module)
+        assert hasattr(module, command.options)
+        assert callable(module.run), name
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in cli.COMMANDS)
