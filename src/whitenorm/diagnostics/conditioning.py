@@ -81,7 +81,7 @@ def condition_number(x: Tensor, percent: float = 100) -> float:
 
 def condition_of(values: list[float], percent: float = 100) -> float:
     """The condition number of eigenvalues from the largest."""
-    smallest = values[math.ceil(percent / 100 * len(values)) - 1]
+    smallest = values[math.ceil(percent * len(values) / 100) - 1]
     return math.inf if smallest <= negligible(values[0], len(values)) else values[0] / smallest
 
 
@@ -131,4 +131,5 @@ def whiteness_error(x: Tensor) -> float:
         0.0
     """
     cov = covariance(x)
-    return (torch.linalg.matrix_norm(cov - torch.eye(len(cov), dtype=cov.dtype)) / math.sqrt(len(cov))).item()
+    identity = torch.eye(len(cov), dtype=cov.dtype, device=cov.device)
+    return (torch.linalg.matrix_norm(cov - identity) / math.sqrt(len(cov))).item()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.diagnostics.conditioning import features_of
+from whitenorm.layers.base import unchanged_buffers
 
 
 def fisher_condition_number(model: nn.Module, data: Tensor, layer: str, *, softmax: bool = True) -> float:
@@ -75,7 +76,7 @@ def _watch(model: nn.Module, data: Tensor, layer: str) -> tuple[Tensor, Tensor]:
 
     handle = linear.register_forward_hook(hook)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged_buffers(model):
             model(data)
     finally:
         handle.remove()

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -156,14 +157,26 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
     watch = _Watch(_norms_of(model))
     with ExitStack() as stack:
         stack.enter_context(unchanged_buffers(model))
-        stack.enter_context(_unchanged_gradients(model))
+        stack.enter_context(_unchanged_gradients(model, batch))
+        # Compiled code skips hooks; where the compiler was never loaded, which takes seconds, there is none.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         with torch.no_grad(), watch.clock():
             _call(model, batch)
         stack.callback(watch.release)
-        with torch.enable_grad(), watch.features(), watch.memory():
+        with torch.enable_grad(), watch.features(), watch.memory(model):
             output = _call(model, batch)
             (_mean_square(output) if loss is None else loss(output)).backward()
-    return Inspection(watch.report(layer) for layer in watch.order)
+    if not watch.order:
+        raise ValueError(f"expected a batch that runs one of the model's norms (got none of {len(watch.layers)} run)")
+    return Inspection(_named_report(watch, layer) for layer in watch.order)
+
+
+def _named_report(watch: _Watch, layer: nn.Module) -> LayerReport:
+    try:
+        return watch.report(layer)
+    except ValueError as error:
+        raise ValueError(f"{watch.layers[layer]} ({type(layer).__name__}): {error}") from error
 
 
 class _Seen(NamedTuple):
@@ -212,15 +225,20 @@ class _Watch:
     def features(self) -> Iterator[None]:
         """Rows of the layers' inputs and outputs, and the norms of their gradients."""
 
-        def before(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        def before(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
             start = _now(layer)
             self._active.append(layer)
+            changed = None
             if layer not in self.inputs:
-                x = inputs[0] if inputs else named["input"]
+                x = inputs[0] if inputs else next(iter(named.values()))
                 self.order.append(layer)
                 self.inputs[layer] = _seen(layer, x)
-                self._watch_gradient(layer, "input", x)
+                # Of its own, so that its gradient is what comes through the norm, and not by a shortcut around it.
+                alias = x.view_as(x)
+                self._watch_gradient(layer, "input", alias)
+                changed = ((alias, *inputs[1:]), named) if inputs else (inputs, {**named, next(iter(named)): alias})
             self.cost += _now(layer) - start
+            return changed
 
         def after(layer: nn.Module, inputs: Any, output: Tensor) -> None:
             start = _now(layer)
@@ -234,9 +252,14 @@ class _Watch:
             yield
 
     @contextmanager
-    def memory(self) -> Iterator[None]:
-        """What is kept for backward, by each layer and by all else; inside of :meth:`features`."""
-        seen: set[int] = set()
+    def memory(self, model: nn.Module) -> Iterator[None]:
+        """What is kept for backward but parameters, by each layer and by all else; inside of :meth:`features`."""
+        # The innermost hooks alone are called: those of the caller, which may change what is kept, come first.
+        autograd: Any = torch._C._autograd
+        if not autograd._saved_tensors_hooks_is_enabled() or autograd._top_saved_tensors_default_hooks(True):
+            yield
+            return
+        seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
@@ -266,7 +289,7 @@ class _Watch:
 
     @contextmanager
     def _hooked(
-        self, before: Callable[..., None], after: Callable[..., None], innermost: bool = False
+        self, before: Callable[..., Any], after: Callable[..., None], innermost: bool = False
     ) -> Iterator[None]:
         """Hooks around the layers; the innermost run last before and first after the layer."""
         hooks = []
@@ -353,7 +376,9 @@ def _advice(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict[st
             words["infeasible"] = (
                 f"{layer.num_groups} groups of {sample} values leave no freedom; at most {most} are feasible"
             )
-    if report.drift is not None and report.drift > 1:
+    if report.drift is not None and math.isnan(report.drift):
+        words["drift"] = "population statistics are not finite, and so is inference; use recalibrate_"
+    elif report.drift is not None and report.drift > 1:
         words["drift"] = (
             f"population statistics are {report.drift:.1f} standard deviations from this batch's; train longer, raise "
             "momentum, or recalibrate_"
@@ -366,7 +391,9 @@ def _disturbance(layer: nn.Module, rows: Tensor, values: int) -> float | None:
         return None
     size = min(len(rows), max(2, values))
     generator = torch.Generator().manual_seed(0)
-    return stochastic_disturbance(layer, rows, size, samples=32, repeats=16, generator=generator).operation
+    found = stochastic_disturbance(layer, rows, size, samples=32, repeats=16, generator=generator).operation
+    # Of more values than are looked at, statistics are less noisy, as the root of their number.
+    return found * math.sqrt(size / max(size, values))
 
 
 def _drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
@@ -392,7 +419,10 @@ def _population_matrix(layer: nn.Module, size: int) -> Tensor:
     eps = float(layer.eps)  # type: ignore[arg-type]
     if "running_var" in buffers:
         return (buffers["running_var"] + eps).rsqrt().view(-1, 1, 1)
-    values, vectors = torch.linalg.eigh(buffers["running_cov"])
+    cov = buffers["running_cov"]
+    if not cov.isfinite().all():
+        return torch.full_like(cov, math.nan)
+    values, vectors = torch.linalg.eigh(cov)
     return vectors @ ((values.clamp_min(0) + eps).rsqrt().unsqueeze(-1) * vectors.mT)
 
 
@@ -441,8 +471,9 @@ def _mean_square(output: Any) -> Tensor:
 
 
 @contextmanager
-def _unchanged_gradients(model: nn.Module) -> Iterator[None]:
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+def _unchanged_gradients(model: nn.Module, batch: Any) -> Iterator[None]:
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.is_leaf]
+    kept = [(tensor, tensor.grad) for tensor in (*model.parameters(), *leaves)]
     try:
         for parameter, _ in kept:
             parameter.grad = None

@@ -39,7 +39,7 @@ class Monitor:
         self.last: Inspection | None = None
         self.cost = 0.0
         self._layers = {layer: plain_name(name) for layer, name in _norms_of(inner_module(model)).items()}
-        self._write, self._every = write, every
+        self._model, self._write, self._every = model, write, every
         self._count = 0
         self._start = self._cost_of_last = 0.0
         self._watch: _Watch | None = None
@@ -61,7 +61,7 @@ class Monitor:
                 self._forward.enter_context(torch.compiler.set_stance("force_eager"))
             self._forward.enter_context(self._watch.features())
             if memory:
-                self._forward.enter_context(self._watch.memory())
+                self._forward.enter_context(self._watch.memory(self._model))
             self._forward.enter_context(self._watch.clock())
             self._watch.cost += time.perf_counter() - now
         return due

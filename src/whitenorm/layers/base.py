@@ -69,7 +69,9 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for module, buffers in zip(modules, kept, strict=True):
                 for name, buffer in module.named_buffers():
-                    buffer.copy_(buffers[name])
+                    # A buffer that came meanwhile, such as a cache, has nothing to go back to.
+                    if name in buffers:
+                        buffer.copy_(buffers[name])
 
 
 class _Handle:
