@@ -230,3 +230,9 @@ def test_a_failing_model_keeps_no_hook():
     with pytest.raises(RuntimeError):
         fisher_condition_number(model, torch.randn(5, 3), "0")
     assert not model[0]._forward_hooks
+
+
+def test_constant_features_correlate_with_nothing():
+    x = torch.full((1000, 2), 0.1, dtype=torch.float64) * torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert correlation(x) == 0
+    assert correlation(1e-3 * torch.randn(1000, 1, dtype=torch.float64) + x) == pytest.approx(1)

@@ -139,3 +139,124 @@ def test_a_failure_inside_the_model_leaves_it_as_it_was():
         inspect(nn.Linear(2, 2), torch.randn(2, 2))
     with pytest.raises(ValueError, match="NaN or infinity"):
         inspect(nn.Sequential(nn.BatchNorm1d(2)), torch.full((4, 2), float("nan")))
+
+
+def test_gradient_ratio_beside_a_shortcut():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            return x + self.linear(self.norm(x))
+
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(32, 6, requires_grad=True)
+    inner, y = x.detach().requires_grad_(), None
+    y = model.norm(inner)
+    y.retain_grad()
+    (x.detach() + model.linear(y)).square().mean().backward()
+    (row,) = inspect(model, x)
+    assert row.gradient_ratio == pytest.approx((inner.grad.norm() / y.grad.norm()).item(), rel=1e-5)
+    assert x.grad is None
+
+
+def test_disturbance_is_that_of_all_values():
+    few, many = (inspect(nn.BatchNorm1d(4), torch.randn(64, 4, length))[0].disturbance for length in (64, 1024))
+    assert few / many == pytest.approx(4, rel=0.15)
+
+
+def test_memory_leaves_parameters_out():
+    wide = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4000, bias=False))
+    # The norm and both linear layers keep (8, 4) each, the output keeps nothing but itself in the loss.
+    assert inspect(wide, torch.randn(8, 4))[0].memory_share > 0.001
+    narrow = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    assert inspect(narrow, torch.randn(8, 4))[0].memory_share > 0.3
+
+
+def test_a_population_that_is_not_finite():
+    for model in (
+        nn.Sequential(nn.BatchNorm1d(2)),
+        nn.Sequential(whitenorm.BatchWhitening(2, population="covariance")),
+    ):
+        model(torch.full((4, 2), math.nan))
+        (row,) = inspect(model, torch.randn(16, 2))
+        assert "not finite" in row.advice[0]
+
+
+def test_wide_layers_in_part():
+    (row,) = inspect(nn.Sequential(nn.LayerNorm([64, 16, 16])), torch.randn(8, 64, 16, 16))
+    assert row.width == 16384
+    assert len(row.spectrum_before) == 2048
+    (row,) = inspect(nn.Sequential(nn.BatchNorm1d(3000)), torch.randn(8, 3000) + 3)
+    assert row.drift == pytest.approx(3, rel=0.1)
+    assert row.disturbance is None
+
+
+def test_channels_of_layer_norms_by_shape():
+    class ChannelsFirst(nn.LayerNorm):
+        def forward(self, x):
+            return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+    x = torch.randn(8, 6, 5, 5)
+    (row,) = inspect(nn.Sequential(ChannelsFirst(6)), x)
+    assert row.condition_before == pytest.approx(condition_number(x))
+
+
+def test_random_numbers_and_hooks_of_the_optimizer():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    inspect(model, torch.ones(8, 4) * torch.arange(8.0)[:, None])
+    assert torch.equal(torch.rand(2), expected)
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(ValueError, match=r"post-accumulate hook on 0\.weight"):
+        inspect(model, torch.randn(8, 4))
+
+
+def test_nothing_to_train():
+    model = nn.Sequential(nn.BatchNorm1d(4)).requires_grad_(False)
+    assert inspect(model, torch.randn(8, 4))[0].gradient_ratio is None
+    with torch.inference_mode(), pytest.raises(ValueError, match="outside of torch"):
+        inspect(model, torch.randn(8, 4))
+
+
+def test_a_backward_that_is_still_to_come():
+    model = nn.Sequential(nn.Linear(4, 4), whitenorm.IterNorm(4)).eval()
+    loss = model(torch.randn(8, 4)).square().sum()
+    inspect(model, torch.randn(8, 4))
+    loss.backward()
+
+
+def test_buffers_that_the_model_replaces():
+    class Grows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+            self.register_buffer("cache", torch.zeros(1))
+
+        def forward(self, x):
+            self.cache = torch.cat([self.cache, x.sum().view(1).detach()])
+            self.register_buffer("more", torch.ones(1))
+            return self.norm(x)
+
+    model = Grows()
+    inspect(model, torch.randn(8, 2))
+    assert model.cache.tolist() == [0]
+
+
+def test_errors_name_the_layer_and_advice_for_group_norm():
+    with pytest.raises(ValueError, match=r"0 \(GroupNorm\): expected at least 2 values"):
+        inspect(nn.Sequential(nn.GroupNorm(1, 4)), torch.randn(1, 4))
+    (row,) = inspect(nn.Sequential(nn.GroupNorm(8, 8)), torch.randn(8, 8))
+    assert "at most 4 are feasible" in row.advice[0]
+    (row,) = inspect(nn.Sequential(whitenorm.IterNorm(8)), torch.randn(8, 8))
+    assert "8 values a channel for a covariance of 8" in row.advice[0]
+
+
+def test_a_compiled_model_that_has_run():
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    compiled = torch.compile(net, backend="eager")
+    compiled(torch.randn(8, 4))
+    assert [row.name for row in inspect(compiled, torch.randn(8, 4))] == ["1"]

@@ -67,3 +67,15 @@ def test_errors(file, capsys):
     ]:
         assert main(["inspect", name]) == 1
         assert words in capsys.readouterr().err
+
+
+def test_bad_batches(file, tmp_path, capsys):
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    assert main(["inspect", f"{file}:net", "--data", str(tmp_path / "junk.pt")]) == 1
+    assert "as torch.save writes it" in capsys.readouterr().err
+    assert main(["inspect", f"{file}:net", "--shape", "2", "5", "8", "8"]) == 1
+    assert "pass --shape or --data" in capsys.readouterr().err
+    torch.save([torch.randn(4, 3, 8, 8)], tmp_path / "list.pt")
+    out = tmp_path / "new" / "page.html"
+    assert main(["inspect", f"{file}:net", "--data", str(tmp_path / "list.pt"), "--html", str(out)]) == 0
+    assert out.exists()

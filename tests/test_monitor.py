@@ -396,3 +396,20 @@ def test_rank_zero_writes_for_a_model_in_ddp(tmp_path):
     multiprocessing.start_processes(start, arguments, nprocs=2, start_method="spawn")
     rows = rows_of(tmp_path / "norms.csv")
     assert [(row["step"], row["name"]) for row in rows] == list(itertools.product("12", "13"))
+
+
+def test_arguments_are_checked_before_files_are_made(tmp_path):
+    net = nn.Sequential(nn.BatchNorm1d(2))
+    for options in ({"every": 0}, {"every": 1.5}, {"first_step": 1.5}, {"first_step": -1}):
+        with pytest.raises(ValueError, match="whole number"), monitor(net, tmp_path / "rows.csv", **options):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_of_the_user_on_saved_tensors_stay():
+    packed = []
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t)
+    with monitor(net, lambda step, rows: None), hooks:
+        net(torch.randn(8, 4)).sum().backward()
+    assert len(packed) > 1

@@ -43,7 +43,10 @@ def covariance_of(rows: Tensor) -> Tensor:
     """The same of rows as :func:`features_of` gives them, unchecked."""
     layout = channel_groups(rows, rows.shape[1], pooled=True)
     with torch.no_grad():
-        return moments(layout.split(rows), pooled=True).cov.reshape(rows.shape[1], rows.shape[1])
+        cov = moments(layout.split(rows), pooled=True).cov.reshape(rows.shape[1], rows.shape[1])
+        # What a constant varies by is rounding.
+        constant = cov.diagonal() <= (4 * sys.float_info.epsilon * rows.mean(0)).square()
+        return cov.masked_fill(constant | constant[:, None], 0)
 
 
 def spectrum(x: Tensor) -> Tensor:

@@ -97,6 +97,7 @@ def measured_constraint_number(
         (27, 27)
     """
     _check(method, features, groups)
+    check_positive("batch", batch)
     x = torch.randn(features, batch, dtype=torch.float64, generator=generator)
     jacobian = torch.func.jacrev(lambda y: _equations(method, y, groups or 1))(_normalized(method, x, groups or 1))
     return int(torch.linalg.matrix_rank(jacobian.reshape(len(jacobian), -1)))

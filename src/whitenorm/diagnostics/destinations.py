@@ -22,7 +22,7 @@ def destination(to: Any) -> Iterator[Write]:
     """A function that writes the rows of a step, and closes what it opened at the end."""
     if isinstance(to, (str, os.PathLike)):
         path = Path(to)
-        with _csv(path) if path.suffix == ".csv" else _tensorboard(path) as write:
+        with _csv(path) if path.suffix.lower() == ".csv" else _tensorboard(path) as write:
             yield write
     elif hasattr(to, "add_scalar"):
         yield lambda step, rows: _add_scalars(to, step, rows)

@@ -62,6 +62,10 @@ def stochastic_disturbance(
     """
     for name, value in (("batch_size", batch_size), ("samples", samples), ("repeats", repeats)):
         check_positive(name, value)
+    if not isinstance(norm, Operation):
+        raise ValueError(
+            f"expected a norm with statistics of the batch (got {type(norm).__name__}); others have no SND"
+        )
     if data.ndim != 2:
         raise ValueError(f"expected data (N, d) (got shape {tuple(data.shape)}); flatten positions into samples first")
     if not 2 <= batch_size <= len(data):

@@ -9,8 +9,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from whitenorm.diagnostics.conditioning import (
 from whitenorm.diagnostics.constraints import feasible_range
 from whitenorm.diagnostics.disturbance import stochastic_disturbance
 from whitenorm.diagnostics.page import html_page
+from whitenorm.diagnostics.wrappers import plain_name
 from whitenorm.layers import BatchWhitening, GroupWhitening, LayerWhitening
 from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buffers
 
@@ -44,6 +45,8 @@ _ROWS = 4096
 _DEAD = 1e-3
 # Channels whose correlations are kept, the first ones, as groups of channels are neighbours.
 _CHANNELS = 64
+# Channels whose covariance is taken, the first ones too: its cost grows with their cube.
+_WIDEST = 2048
 
 
 @dataclass
@@ -55,8 +58,8 @@ class LayerReport:
     methods), ``drift`` how far the batch's statistics are from the population's, in standard deviations of the latter,
     ``gradient_ratio`` the norm of the input's gradient over the output's, and ``time_share`` and ``memory_share`` the
     layer's part of the model's forward time and of what is kept for backward. ``spectrum_*`` are the eigenvalues of the
-    features' covariance, from the largest, and ``correlations_*`` the correlation matrix of the first 64 channels. What
-    was not measured is None.
+    features' covariance, from the largest, and ``correlations_*`` the correlation matrix of the first 64 channels. Of
+    layers wider than 2048 channels, the first 2048 are looked at. What was not measured is None.
     """
 
     name: str
@@ -139,12 +142,13 @@ class Inspection(tuple[LayerReport, ...]):
 def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None = None) -> Inspection:
     """Run a model forward and backward on a batch, in the mode it is in, and report on each of its norms.
 
-    The model is as it was afterwards: no hook stays, running statistics, gradients and modes are put back, also when
-    something in the model fails.
+    The model is as it was afterwards: no hook stays, running statistics, gradients, modes and the state of the random
+    numbers are put back, also when something in the model fails. A model in which nothing is trained is not run
+    backward.
 
     Args:
         model: any module.
-        batch: its input: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        batch: its input: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         loss: from the model's output to a scalar; the mean square of all its tensors by default.
 
     Example::
@@ -154,8 +158,10 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
         >>> report.name, report.kind, report.condition_after < report.condition_before
         ('1', 'IterNorm', True)
     """
-    watch = _Watch(_norms_of(model))
+    _check_inspectable(model)
+    watch = _Watch({layer: plain_name(name) for layer, name in _norms_of(model).items()})
     with ExitStack() as stack:
+        stack.enter_context(_unchanged_random(model))
         stack.enter_context(unchanged_buffers(model))
         stack.enter_context(_unchanged_gradients(model, batch))
         # Compiled code skips hooks; where the compiler was never loaded, which takes seconds, there is none.
@@ -166,10 +172,23 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
         stack.callback(watch.release)
         with torch.enable_grad(), watch.features(), watch.memory(model):
             output = _call(model, batch)
-            (_mean_square(output) if loss is None else loss(output)).backward()
+            total = _mean_square(output) if loss is None else loss(output)
+            if total is not None and total.requires_grad:
+                total.backward()
     if not watch.order:
         raise ValueError(f"expected a batch that runs one of the model's norms (got none of {len(watch.layers)} run)")
     return Inspection(_named_report(watch, layer) for layer in watch.order)
+
+
+def _check_inspectable(model: nn.Module) -> None:
+    if torch.is_inference_mode_enabled():
+        raise ValueError("expected a call outside of torch.inference_mode (got one inside), where nothing is watched")
+    for name, parameter in model.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise ValueError(
+                f"expected parameters that a backward leaves alone (got a post-accumulate hook on {name}, which may "
+                "step an optimizer); remove it, or use monitor while training"
+            )
 
 
 def _named_report(watch: _Watch, layer: nn.Module) -> LayerReport:
@@ -216,8 +235,8 @@ class _Watch:
             self.seconds[layer] = self.seconds.get(layer, 0.0) + _now(layer) - starts[layer]
 
         device = next(iter(self.layers))
-        start, cost = _now(device), self.cost
         with self._hooked(before, after, innermost=True):
+            start, cost = _now(device), self.cost
             yield
             self.total = _now(device) - start - (self.cost - cost)
 
@@ -240,9 +259,10 @@ class _Watch:
             self.cost += _now(layer) - start
             return changed
 
-        def after(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        def after(layer: nn.Module, inputs: Any, output: Any) -> None:
             start = _now(layer)
             self._active.pop()
+            output = output[0] if isinstance(output, tuple) else output
             if layer not in self.outputs:
                 self.outputs[layer] = _seen(layer, output)
                 self._watch_gradient(layer, "output", output)
@@ -262,6 +282,8 @@ class _Watch:
         seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:
+            if tensor.layout != torch.strided:
+                return tensor
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
@@ -365,13 +387,14 @@ def _advice(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict[st
     values, sample = shape.numel() // shape[1], shape[1:].numel()
     if isinstance(layer, PopulationWhitening) and layer.process_group is not None:
         values *= dist.get_world_size(layer.process_group)
-    if isinstance(layer, PopulationWhitening) and values < layer.group_size:
+    # Centring takes one: as many values as channels are too few.
+    if isinstance(layer, PopulationWhitening) and layer.training and values <= layer.group_size:
         words["singular"] = (
             f"{values} values a channel for a covariance of {layer.group_size} channels, which is singular; use a "
             "larger batch, smaller groups, synchronize_, or GroupWhitening"
         )
-    if isinstance(layer, (GroupWhitening, LayerWhitening)):
-        most = feasible_range("gw", sample).most
+    if isinstance(layer, (GroupWhitening, LayerWhitening, nn.GroupNorm)):
+        most = feasible_range("gn" if isinstance(layer, nn.GroupNorm) else "gw", sample).most
         if most is not None and layer.num_groups > most:
             words["infeasible"] = (
                 f"{layer.num_groups} groups of {sample} values leave no freedom; at most {most} are feasible"
@@ -387,7 +410,7 @@ def _advice(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict[st
 
 
 def _disturbance(layer: nn.Module, rows: Tensor, values: int) -> float | None:
-    if not isinstance(layer, (BatchWhitening, _BATCH)) or len(rows) < 2:
+    if not isinstance(layer, (BatchWhitening, _BATCH)) or len(rows) < 2 or layer.num_features > rows.shape[1]:
         return None
     size = min(len(rows), max(2, values))
     generator = torch.Generator().manual_seed(0)
@@ -400,12 +423,13 @@ def _drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
     """The distance of the batch's mean and spread from the population's, in the latter's standard deviations."""
     if not isinstance(layer, (PopulationWhitening, _BATCH)) or not layer.track_running_stats:
         return None
-    mean = layer._buffers["running_mean"]
-    assert mean is not None
+    mean = layer._buffers.get("running_mean")
+    if mean is None:
+        return None
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
-    matrix = _population_matrix(layer, size)
-    groups = matrix.shape[0]
-    shift = (matrix @ (batch_mean - mean.double()).view(groups, size, 1)).squeeze(-1)
+    groups = len(batch_mean) // size
+    matrix = _population_matrix(layer, size)[:groups]
+    shift = (matrix @ (batch_mean - mean.double()[: len(batch_mean)]).view(groups, size, 1)).squeeze(-1)
     cov = cov.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).movedim(-1, 0)
     spread = matrix @ cov @ matrix.mT - torch.eye(size, dtype=torch.float64, device=cov.device)
     return math.sqrt(((shift.square().sum() + spread.square().sum()) / len(batch_mean)).item())
@@ -434,9 +458,21 @@ def _groups(layer: nn.Module, width: int) -> int:
 
 def _channels_second(layer: nn.Module, x: Tensor) -> Tensor:
     """``(N, C, ...)``, also of tokens ``(..., C)``."""
-    if isinstance(layer, (nn.LayerNorm, LayerWhitening)) and "2d" not in type(layer).__name__:
-        return x.reshape(-1, math.prod(layer.normalized_shape))
-    return x
+    if not isinstance(layer, (nn.LayerNorm, LayerWhitening)):
+        return x
+    last = tuple(layer.normalized_shape)
+    is_last = tuple(x.shape[-len(last) :]) == last
+    is_second = len(last) == 1 and x.ndim > 2 and x.shape[1] == last[0]
+    # Some libraries' LayerNorms take channels second, and say so in their names where it could be either.
+    if is_second and (not is_last or "2d" in type(layer).__name__):
+        return x
+    return x.reshape(-1, math.prod(last))
+
+
+def _looked_at(layer: nn.Module, width: int) -> int:
+    """How many of the channels, in whole groups."""
+    size = getattr(layer, "group_size", None) or 1
+    return min(width, max(_WIDEST // size, 1) * size)
 
 
 def _seen(layer: nn.Module, x: Tensor) -> _Seen:
@@ -446,6 +482,7 @@ def _seen(layer: nn.Module, x: Tensor) -> _Seen:
         return _Seen(x.clone(), x.shape)
     flat = x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)  # N, C, L
     chosen = _chosen(flat.shape[0] * flat.shape[2]).to(x.device)
+    flat = flat[:, : _looked_at(layer, flat.shape[1])]
     return _Seen(flat[chosen // flat.shape[2], :, chosen % flat.shape[2]], x.shape)
 
 
@@ -458,16 +495,20 @@ def _chosen(number: int) -> Tensor:
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-def _mean_square(output: Any) -> Tensor:
+def _mean_square(output: Any) -> Tensor | None:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not tensors:
-        raise ValueError("expected an output with a tensor to differentiate (got none); pass loss=")
-    return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
+    return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum() if tensors else None
+
+
+def _unchanged_random(model: nn.Module) -> AbstractContextManager[None]:
+    """The random numbers after it are those that would have come."""
+    devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
+    return torch.random.fork_rng([device for device in devices if device.type == "cuda"])
 
 
 @contextmanager

@@ -62,8 +62,9 @@ class Monitor:
             self._forward.enter_context(self._watch.features())
             if memory:
                 self._forward.enter_context(self._watch.memory(self._model))
-            self._forward.enter_context(self._watch.clock())
+            # Before the clock, which leaves out what is spent on watching from then on.
             self._watch.cost += time.perf_counter() - now
+            self._forward.enter_context(self._watch.clock())
         return due
 
     def _due(self, now: float) -> bool:
@@ -158,6 +159,10 @@ def monitor(model: nn.Module, to: Any, every: int | None = None, *, first_step: 
         True
     """
     root = called_module(model)
+    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
+        raise ValueError(f"expected first_step to be a whole number of at least 0 (got {first_step!r})")
+    if every is not None:
+        check_positive("every", every)
     if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
         yield Monitor(model, lambda step, rows: None, every)
         return

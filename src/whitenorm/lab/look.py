@@ -47,13 +47,16 @@ def run(options: Inspect) -> dict[str, Inspection]:
     console = Console()
     torch.manual_seed(options.seed)
     model = load(options.model)
-    batch = torch.load(options.data, weights_only=True) if options.data else torch.randn(options.shape)
+    batch = _batch(options.data) if options.data else torch.randn(options.shape)
+    for path in (options.json, options.csv, options.html):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     titles = {"before": options.model, "after": f"with {options.layer} at {options.where}"}
-    reports = {"before": inspect(model.train(), batch)}
+    reports = {"before": _inspected(model.train(), batch)}
     _show(console, titles["before"], reports["before"])
     if options.layer is not None:
         model = convert_(model, options.layer, options.where)
-        reports["after"] = inspect(model, batch)
+        reports["after"] = _inspected(model, batch)
         _show(console, titles["after"], reports["after"])
     if options.json is not None:
         parts = ",\n".join(f'"{name}": {report.to_json()}' for name, report in reports.items())
@@ -69,6 +72,31 @@ def run(options: Inspect) -> dict[str, Inspection]:
         options.html.write_text(page, encoding="utf-8")
         console.print(f"Page: {options.html}")
     return reports
+
+
+def _batch(path: Path) -> Any:
+    """What torch.save wrote; a list of arguments as a tuple."""
+    try:
+        batch = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        # torch.load raises anything on bytes that are not its own.
+        raise OSError(f"expected {path} to be a batch of tensors as torch.save writes it ({error})") from error
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+def _inspected(model: nn.Module, batch: Any) -> Inspection:
+    try:
+        return inspect(model, batch)
+    except ValueError:
+        raise
+    except Exception as error:
+        given = tuple(batch.shape) if isinstance(batch, torch.Tensor) else type(batch).__name__
+        raise OSError(
+            f"expected a batch that the model takes (got {given}, on which it raises {type(error).__name__}: {error}); "
+            "pass --shape or --data"
+        ) from error
 
 
 def load(name: str) -> nn.Module:

@@ -62,16 +62,22 @@ class Whitening(nn.Module):
 @contextmanager
 def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
     """A context after which the modules' buffers, such as running statistics, are as they were."""
-    kept = [{name: buffer.clone() for name, buffer in module.named_buffers()} for module in modules]
+    kept = [
+        (owner, name, buffer, buffer.clone())
+        for module in modules
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for module, buffers in zip(modules, kept, strict=True):
-                for name, buffer in module.named_buffers():
-                    # A buffer that came meanwhile, such as a cache, has nothing to go back to.
-                    if name in buffers:
-                        buffer.copy_(buffers[name])
+            for owner, name, buffer, before in kept:
+                owner._buffers[name] = buffer
+                # A write, even of the same values, would end a backward that is still to come.
+                if not buffer.is_meta and not torch.equal(buffer, before):
+                    buffer.copy_(before)
 
 
 class _Handle:

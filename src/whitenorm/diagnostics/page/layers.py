@@ -52,10 +52,12 @@ def _block(label: str, report: LayerReport, axis: LogAxis) -> str:
     run = f", {label}" if label else ""
     heading = f"{escape(label)}: {escape(report.kind)}" if label else escape(report.kind)
     words = "".join(f"<li>{escape(words)}</li>" for words in report.advice)
+    top = f"<section><h3>{heading}</h3>" + (f'<ul class="advice">{words}</ul>' if words else "")
+    if not report.spectrum_before:
+        return f"{top}<p>Its features could not be measured at this step.</p></section>"
     return (
-        f"<section><h3>{heading}</h3>"
-        + (f'<ul class="advice">{words}</ul>' if words else "")
-        + f"<figure>{spectra(report, axis, f'Eigenvalues of input and output of {name}{run}, log scale')}<figcaption>"
+        f"{top}<figure>{spectra(report, axis, f'Eigenvalues of input and output of {name}{run}, log scale')}"
+        "<figcaption>"
         f'<span class="key input">input</span> <span class="key output">output</span> Eigenvalues of the covariance, '
         f'from the largest.{_not_drawn(report)}</figcaption></figure><figure><div class="heats">'
         + _heat(report.correlations_before, report.correlation_before, "Input", f"{name}{run}")
