@@ -29,6 +29,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="table 3",
     title="Residual nets on ImageNet, first norm only",
-    cost="by your images",
+    cost="hours, by the number of images",
     data=("imagenet",),
 )

@@ -32,6 +32,6 @@ EXPERIMENT = entry(
     paper="GW",
     where="fig. 6",
     title="Number of groups on ImageNet",
-    cost="by your images",
+    cost="hours, by the number of images",
     data=("imagenet",),
 )

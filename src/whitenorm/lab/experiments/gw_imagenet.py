@@ -59,6 +59,6 @@ EXPERIMENT = entry(
     paper="GW",
     where="tables 2 and 3",
     title="Residual nets on ImageNet, by placement",
-    cost="by your images",
+    cost="hours, by the number of images",
     data=("imagenet",),
 )

@@ -43,6 +43,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="tables 2 and 3",
     title="Residual nets on ImageNet",
-    cost="by your images",
+    cost="hours, by the number of images",
     data=("imagenet",),
 )

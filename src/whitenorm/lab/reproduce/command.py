@@ -89,13 +89,19 @@ def table(folder: Path) -> Table:
             experiment.id,
             f"{experiment.paper} {experiment.where}",
             experiment.title,
-            experiment.cost,
+            _cost(folder, experiment),
             ", ".join(experiment.data) or "none",
             _last_run(folder, experiment.id),
         )
     for name, (paper, where, title) in MISSING.items():
         view.add_row(name, f"{paper} {where}", title, "–", "–", "not here yet")
     return view
+
+
+def _cost(folder: Path, experiment: Experiment) -> str:
+    """What the default scale took, or where it has not been run is said to take."""
+    content = Store(folder, experiment.id, "default").read()
+    return f"about {experiment.cost}" if content is None else f"{content['seconds'] / 60:.1f} min"
 
 
 def _last_run(folder: Path, name: str) -> str:
