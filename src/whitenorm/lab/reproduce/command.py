@@ -82,19 +82,17 @@ def table(folder: Path) -> Table:
     """Every experiment, with how its last run ended."""
     view = Table(title="Experiments of the papers")
     view.add_column("id", no_wrap=True)
-    for heading in ("paper", "what", "cost", "data", "last run"):
+    for heading in ("what", "cost, data", "last run"):
         view.add_column(heading, overflow="fold")
     for experiment in EXPERIMENTS.values():
         view.add_row(
             experiment.id,
-            f"{experiment.paper} {experiment.where}",
-            experiment.title,
-            _cost(folder, experiment),
-            ", ".join(experiment.data) or "none",
+            f"{experiment.paper} {experiment.where}: {experiment.title}",
+            f"{_cost(folder, experiment)}, {' and '.join(experiment.data) or 'no data'}",
             _last_run(folder, experiment.id),
         )
     for name, (paper, where, title) in MISSING.items():
-        view.add_row(name, f"{paper} {where}", title, "–", "–", "not here yet")
+        view.add_row(name, f"{paper} {where}: {title}", "–", "not here yet")
     return view
 
 
