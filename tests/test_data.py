@@ -103,7 +103,7 @@ def test_missing(tmp_path, mnist, monkeypatch):
     with pytest.raises(OSError, match="t10k-labels-idx1-ubyte is missing"):
         data.load("mnist", mnist)
     monkeypatch.delenv(data.ROOT_VARIABLE, raising=False)
-    with pytest.raises(OSError, match="give one or set"):
+    with pytest.raises(OSError, match="pass --data or set"):
         data.load("mnist")
 
 

@@ -36,7 +36,7 @@ OPTIONS = {
     "net": "wrn-10-1",
     "norm": "dbn",
     "where": "l1",
-    "data": "digits",
+    "dataset": "digits",
     "dropout": 0.3,
     "augment": True,
     "mixup": 0.4,
@@ -98,7 +98,7 @@ def whole(tmp_path_factory):
 
 def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    outcome = fit(Train(net="mlp-64-64", norm="iternorm", data="digits", epochs=3, batch_size=64, progress=False))
+    outcome = fit(Train(net="mlp-64-64", norm="iternorm", dataset="digits", epochs=3, batch_size=64, progress=False))
     assert outcome.test_accuracy > 0.8
     assert [epoch.step for epoch in outcome.epochs] == [20, 40, 60]
     assert outcome.epochs[0].images_per_second > 0
@@ -207,7 +207,9 @@ def test_divergence(tmp_path):
 
 
 def test_steps_budget_and_sparse_tests():
-    outcome = fit(Train(net="mlp-8", data="digits", epochs=5, steps=25, test_every=2, batch_size=128, progress=False))
+    outcome = fit(
+        Train(net="mlp-8", dataset="digits", epochs=5, steps=25, test_every=2, batch_size=128, progress=False)
+    )
     assert [epoch.step for epoch in outcome.epochs] == [10, 20, 25]
     assert [epoch.test_accuracy is None for epoch in outcome.epochs] == [True, False, False]
 
@@ -225,13 +227,13 @@ def test_all_images_at_once_and_no_test_images():
 def test_own_model():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     before = model[1].weight.clone()
-    assert fit(Train(data="digits", epochs=1, progress=False), model=model).parameters == 650
+    assert fit(Train(dataset="digits", epochs=1, progress=False), model=model).parameters == 650
     assert not torch.equal(model[1].weight, before)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64"])
 def test_precision(precision):
-    outcome = fit(Train(net="cnn-1", norm="iternorm", data="digits", steps=3, precision=precision, progress=False))
+    outcome = fit(Train(net="cnn-1", norm="iternorm", dataset="digits", steps=3, precision=precision, progress=False))
     assert outcome.test_accuracy is not None
 
 
@@ -241,7 +243,7 @@ def test_precision(precision):
         ({"net": "resnet7"}, "6n"),
         ({"norm": "whiten"}, "iternorm"),
         ({"where": "last", "norm": "dbn"}, "l1"),
-        ({"data": "cifar11"}, "digits"),
+        ({"dataset": "cifar11"}, "digits"),
         ({"batch_size": 2000}, "1297"),
         ({"train_images": 2000}, "1297"),
         ({"batch_size": 1}, "batch_size"),
@@ -254,18 +256,18 @@ def test_precision(precision):
 )
 def test_refused(options, words):
     with pytest.raises(ValueError, match="expected") as error:
-        fit(Train(**{"data": "digits", "net": "mlp-8", "progress": False, **options}))
+        fit(Train(**{"dataset": "digits", "net": "mlp-8", "progress": False, **options}))
     assert words in str(error.value)
 
 
 def test_wrong_number_of_classes():
     with pytest.raises(ValueError, match="expected a net with 10 outputs"):
-        fit(Train(data="digits", mixup=0.2, progress=False), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
+        fit(Train(dataset="digits", mixup=0.2, progress=False), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
 
 
 def test_two_processes_are_one(tmp_path):
     """With statistics over both, and test images that do not share evenly."""
-    options = {"net": "cnn-2", "norm": "iternorm", "data": "digits", "augment": True, "epochs": 2}
+    options = {"net": "cnn-2", "norm": "iternorm", "dataset": "digits", "augment": True, "epochs": 2}
     options |= {"train_images": 300, "test_images": 61, "batch_size": 64}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "augment"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -368,7 +370,7 @@ def folders(tmp_path):
             path = tmp_path / name / str(int(split.labels[i]) % 3) / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_png(split.images[i].expand(3, 8, 8).contiguous(), str(path))
-    options = {"net": "cnn-1", "data": f"imagefolder:{tmp_path}", "image_size": 16, "augment": True, "epochs": 2}
+    options = {"net": "cnn-1", "dataset": f"imagefolder:{tmp_path}", "image_size": 16, "augment": True, "epochs": 2}
     return tmp_path, {**options, "batch_size": 16, "workers": 0, "progress": False}
 
 
@@ -395,7 +397,7 @@ def test_image_folder_errors(folders):
     with pytest.raises(ValueError, match="only in one of them: 2, two"):
         fit(Train(**options))
     with pytest.raises(OSError, match="got no nowhere/train"):
-        fit(Train(**{**options, "data": "imagefolder:nowhere"}))
+        fit(Train(**{**options, "dataset": "imagefolder:nowhere"}))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -405,7 +407,7 @@ def test_presets_say_what_they_are(name):
     assert "Expected:" in text
     assert f"whitenorm train {name}" in text.split("Command:")[1]
     sets = {"cifar10": ((3, 32, 32), 10, 50_000), "mnist": ((1, 28, 28), 10, 60_000)}
-    shape, classes, images = sets.get(config.data, ((3, 224, 224), 1000, 1_281_167))
+    shape, classes, images = sets.get(config.dataset, ((3, 224, 224), 1000, 1_281_167))
     with torch.device("meta"):
         net = nets.build(config.net, classes, shape=shape, width=config.width).eval()
         with FlopCounterMode(display=False) as counter:
@@ -419,7 +421,7 @@ def test_presets_say_what_they_are(name):
 def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(data.ROOT_VARIABLE, raising=False)
-    assert main(["train", "custom", "--net", "mlp-8", "--data", "digits", "--epochs", "2", "--norm", "gw"]) == 0
+    assert main(["train", "custom", "--net", "mlp-8", "--dataset", "digits", "--epochs", "2", "--norm", "gw"]) == 0
     said = capsys.readouterr().out
     assert "epoch 2/2: train" in said
     assert "0:00:00 left" in said
@@ -431,14 +433,14 @@ def test_command(tmp_path, monkeypatch, capsys):
 def test_bar_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
-    fit(Train(net="mlp-8", data="digits", epochs=2))
+    fit(Train(net="mlp-8", dataset="digits", epochs=2))
     said = capsys.readouterr().out
     assert "epoch 2/2: train" in said
     assert "Epoch 1/1" in said, "lightning's bar counts from 0"
 
 
 def test_preset_with_its_norm_on_digits():
-    config = PRESETS["dbn-resnet"](net="resnet8", data="digits", epochs=1, progress=False)
+    config = PRESETS["dbn-resnet"](net="resnet8", dataset="digits", epochs=1, progress=False)
     model = nets.build("resnet8", 10, config.norm, config.where, shape=(1, 8, 8))
     assert isinstance(model.norm, whitenorm.DecorrelatedBatchNorm)
     assert fit(config).config["where"] == "l1"

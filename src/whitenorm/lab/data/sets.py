@@ -70,7 +70,7 @@ def load(name: str, root: Path | None = None) -> Dataset:
         raise ValueError(f"expected a data set of {', '.join(['digits', *SETS])} (got {name!r})")
     source, root = SETS[name], root_folder(root)
     if root is None:
-        raise OSError(f"{name} needs a data root: give one or set ${ROOT_VARIABLE}. {_help(source)}")
+        raise OSError(f"{name} needs a data root: pass --data or set ${ROOT_VARIABLE}. {_help(source)}")
     for folder, read in source.folders.items():
         if (root / folder).is_dir():
             try:

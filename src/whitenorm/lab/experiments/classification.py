@@ -126,12 +126,12 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
     fields = {name: value for name, value in settings.items() if name != "variant"}
     fields["milestones"] = tuple(fields.get("milestones", ()))
-    config = Train(**fields, seed=context.seed, root=context.data_root, folder=context.folder, progress=False)
+    config = Train(**fields, seed=context.seed, data=context.data_root, folder=context.folder, progress=False)
     dataset = None
-    if config.data.startswith("imagefolder:"):
-        config = dataclasses.replace(config, data=f"imagefolder:{_folder(config, context)}")
+    if config.dataset.startswith("imagefolder:"):
+        config = dataclasses.replace(config, dataset=f"imagefolder:{_folder(config, context)}")
     else:
-        dataset = context.load(config.data)
+        dataset = context.load(config.dataset)
     watch = LambdaCallback(
         on_train_epoch_end=lambda trainer, module: context.progress((trainer.current_epoch + 1) / config.epochs)
     )
@@ -144,7 +144,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
 def _folder(config: Train, context: Context) -> Path:
     root = root_folder(context.data_root)
-    name = config.data.removeprefix("imagefolder:")
+    name = config.dataset.removeprefix("imagefolder:")
     if root is None:
         raise OSError(f"{name} needs a data root with {name}/train and {name}/val: pass --data or set ${ROOT_VARIABLE}")
     return root / name

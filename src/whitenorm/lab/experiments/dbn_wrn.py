@@ -13,8 +13,8 @@ from whitenorm.lab.training.presets.dbn import DbnWrn
 _CASES = {
     "WRN-28-10, CIFAR-10": {},
     "WRN-40-10, CIFAR-10": {"net": "wrn-40-10"},
-    "WRN-28-10, CIFAR-100": {"data": "cifar100"},
-    "WRN-40-10, CIFAR-100": {"net": "wrn-40-10", "data": "cifar100"},
+    "WRN-28-10, CIFAR-100": {"dataset": "cifar100"},
+    "WRN-40-10, CIFAR-100": {"net": "wrn-40-10", "dataset": "cifar100"},
 }
 _PRINTED = dict(zip(_CASES, ((3.99, 3.79), (3.80, 3.74), (18.75, 18.36), (18.7, 18.27)), strict=True))
 _HERE = {"cases": ["WRN-28-10, CIFAR-10"], "nets": {"wrn-28-10": "wrn-16-1"}}

@@ -32,4 +32,4 @@ def run(config: Train) -> Outcome:
 def _name(config: Train) -> str:
     if type(config) is not Train:
         return next(name for name, kind in COMMANDS.items() if kind is type(config))
-    return "-".join([config.data.rsplit("/", 1)[-1].replace(":", "-"), config.net, config.norm, config.where])
+    return "-".join([config.dataset.rsplit("/", 1)[-1].replace(":", "-"), config.net, config.norm, config.where])

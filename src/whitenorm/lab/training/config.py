@@ -42,9 +42,9 @@ class Train:
     affine: bool = True
     """Whether the placed norm has γ and β."""
 
-    data: str = "cifar10"
+    dataset: str = "cifar10"
     """mnist, fashion-mnist, cifar10, cifar100, yaleb, pie, digits, or imagefolder:PATH with train/ and val/ inside."""
-    root: Path | None = None
+    data: Path | None = None
     """The data root; $WHITENORM_DATA if not given."""
     augment: bool = False
     """Random crops of images padded by 4 pixels, and flips; of an image folder, random resized crops and flips."""
@@ -145,4 +145,4 @@ class Train:
 
 
 # What changes where and how a run is shown, but not its numbers.
-ASIDE = ("root", "workers", "folder", "progress", "checkpoint_epochs", "checkpoint_steps")
+ASIDE = ("data", "workers", "folder", "progress", "checkpoint_epochs", "checkpoint_steps")

@@ -90,8 +90,8 @@ class Classifier(lightning.LightningModule):
         logits: Tensor = self.model(images)
         if logits.shape[1:] != (self.classes,):
             raise ValueError(
-                f"expected a net with {self.classes} outputs, as {self.config.data} has classes (got outputs of shape "
-                f"{tuple(logits.shape[1:])})"
+                f"expected a net with {self.classes} outputs, as {self.config.dataset} has classes (got outputs of "
+                f"shape {tuple(logits.shape[1:])})"
             )
         return logits
 

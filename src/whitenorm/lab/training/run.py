@@ -44,7 +44,7 @@ def fit(
 
     Example::
 
-        >>> outcome = fit(Train(net="mlp-16", data="digits", epochs=1, progress=False))
+        >>> outcome = fit(Train(net="mlp-16", dataset="digits", epochs=1, progress=False))
         >>> outcome.test_accuracy > 0.5
         True
     """

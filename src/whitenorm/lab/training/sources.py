@@ -33,11 +33,11 @@ class Source:
 
 def source(config: Train, dataset: Dataset | None, step: Callable[[], int], rank: int, world: int) -> Source:
     """The batches that a configuration asks for, or those of a data set at hand."""
-    if dataset is None and config.data.startswith(_FOLDER):
+    if dataset is None and config.dataset.startswith(_FOLDER):
         from whitenorm.lab.training import imagefolder
 
-        return imagefolder.source(config, config.data.removeprefix(_FOLDER), step, rank, world)
-    dataset = data.load(config.data, config.root) if dataset is None else dataset
+        return imagefolder.source(config, config.dataset.removeprefix(_FOLDER), step, rank, world)
+    dataset = data.load(config.dataset, config.data) if dataset is None else dataset
     train, test = _part(dataset.train, config.train_images, config.seed), dataset.test
     test = Split(test.images[: config.test_images], test.labels[: config.test_images])
     batches = TrainBatches(train, config.batch_size, config.seed, config.augment, step, rank, world)

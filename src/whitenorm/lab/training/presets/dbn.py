@@ -88,7 +88,7 @@ class DbnResnet(Train):
 class DbnWrn(Train):
     """Wide residual net on CIFAR with DBN-scale as its first norm (DBN, tab. 2).
 
-    Expected: test error on CIFAR-10 3.79 % (BN 3.99 %), with wrn-40-10 3.74 (3.80); on CIFAR-100 (--data cifar100)
+    Expected: test error on CIFAR-10 3.79 % (BN 3.99 %), with wrn-40-10 3.74 (3.80); on CIFAR-100 (--dataset cifar100)
     18.36 (18.75) and 18.27 (18.7), mean of 5 seeds.
     Cost: 315 PFLOPs.
     Command: whitenorm train dbn-wrn --net wrn-40-10
@@ -112,13 +112,13 @@ class DbnImagenet(Train):
     Expected: top-1 error 29.87 % (BN 30.21 %) for resnet18, 26.46 (26.53) for resnet34, 24.29 (24.87) for resnet50 and
     22.17 (22.54) for resnet101, single crop.
     Cost: 1255 PFLOPs.
-    Command: torchrun --nproc-per-node 4 -m whitenorm train dbn-imagenet --net resnet50 --data imagefolder:PATH
+    Command: torchrun --nproc-per-node 4 -m whitenorm train dbn-imagenet --net resnet50 --dataset imagefolder:PATH
     """
 
     net: str = "resnet18"
     norm: str = "dbn"
     where: str = "l1"
-    data: str = "imagefolder:imagenet"
+    dataset: str = "imagefolder:imagenet"
     augment: bool = True
     batch_size: int = 256
     weight_decay: float = 1e-4

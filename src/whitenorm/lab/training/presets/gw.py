@@ -16,7 +16,7 @@ class GwImagenet(IternormImagenet):
     Expected: top-1 accuracy 77.72 % (BN 76.23 %, GN 75.71 %, BW_Σ 77.21 %); --where s1 76.76, s1-b1 77.62, s1-b3 77.47,
     s1-b12 77.45.
     Cost: 3143 PFLOPs.
-    Command: torchrun --nproc-per-node 2 -m whitenorm train gw-imagenet --data imagefolder:PATH
+    Command: torchrun --nproc-per-node 2 -m whitenorm train gw-imagenet --dataset imagefolder:PATH
     """
 
     net: str = "resnet50"
@@ -30,7 +30,7 @@ class GwAdvanced(GwImagenet):
 
     Expected: top-1 accuracy 78.46 % (BN 77.16 %, GN 76.09 %), for resnext50_32x4d 80.07 (78.84, 76.90).
     Cost: 3143 PFLOPs.
-    Command: torchrun --nproc-per-node 2 -m whitenorm train gw-advanced --data imagefolder:PATH
+    Command: torchrun --nproc-per-node 2 -m whitenorm train gw-advanced --dataset imagefolder:PATH
     """
 
     schedule: Literal["constant", "step", "every", "cosine"] = "cosine"
@@ -50,7 +50,7 @@ class GwMlp(Train):
 
     net: str = "mlp-256-256-256"
     norm: str = "gw"
-    data: str = "mnist"
+    dataset: str = "mnist"
     momentum: float = 0.0
     epochs: int = 50
 

@@ -28,7 +28,7 @@ class SwImagenet(DbnImagenet):
 
     Expected: no number in the supplement. Schedule as for IterNorm's ResNets.
     Cost: 3143 PFLOPs.
-    Command: torchrun --nproc-per-node 8 -m whitenorm train sw-imagenet --data imagefolder:PATH
+    Command: torchrun --nproc-per-node 8 -m whitenorm train sw-imagenet --dataset imagefolder:PATH
     """
 
     net: str = "resnet50"
