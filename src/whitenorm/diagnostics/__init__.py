@@ -6,9 +6,10 @@ from whitenorm.diagnostics.cost import flops, saved_bytes
 from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbance
 from whitenorm.diagnostics.diversity import diversity
 from whitenorm.diagnostics.fisher import fisher_condition_number
-from whitenorm.diagnostics.inspection import Inspection, LayerReport, inspect
+from whitenorm.diagnostics.inspection import inspect
 from whitenorm.diagnostics.monitoring import Monitor, monitor
 from whitenorm.diagnostics.page import html_page
+from whitenorm.diagnostics.reports import Inspection, LayerReport
 
 __all__ = [
     "Disturbance",

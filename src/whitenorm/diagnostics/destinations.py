@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from whitenorm.diagnostics.inspection import _COLUMNS, Inspection
+from whitenorm.diagnostics.reports import COLUMNS, Inspection
 
 Write = Callable[[int, Inspection], None]
 _SETTINGS = ("name", "kind", "width", "groups")
-_HEADER = ["step", *_COLUMNS]
+_HEADER = ["step", *COLUMNS]
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def scalars(rows: Inspection) -> dict[str, float]:
     return {
         f"norm/{row.name or row.kind}/{key}": getattr(row, key)
         for row in rows
-        for key in _COLUMNS
+        for key in COLUMNS
         if key not in _SETTINGS and getattr(row, key) is not None
     }
 
@@ -70,7 +70,7 @@ def _csv(path: Path) -> Iterator[Write]:
             file.write("\r\n")
 
         def write(step: int, rows: Inspection) -> None:
-            csv.writer(file).writerows([step, *(getattr(row, key) for key in _COLUMNS)] for row in rows)
+            csv.writer(file).writerows([step, *(getattr(row, key) for key in COLUMNS)] for row in rows)
             file.flush()
 
         yield write

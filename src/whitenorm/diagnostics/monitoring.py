@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from whitenorm.core.check import check_positive
 from whitenorm.diagnostics.destinations import Write, destination
-from whitenorm.diagnostics.inspection import Inspection, LayerReport, _norms_of, _Watch
+from whitenorm.diagnostics.reports import Inspection, LayerReport
+from whitenorm.diagnostics.watching import Watch, norms_of
 from whitenorm.diagnostics.wrappers import called_module, inner_module, plain_name
 
 # The share of the time that watching may take.
@@ -38,11 +39,11 @@ class Monitor:
         self.step = 0
         self.last: Inspection | None = None
         self.cost = 0.0
-        self._layers = {layer: plain_name(name) for layer, name in _norms_of(inner_module(model)).items()}
+        self._layers = {layer: plain_name(name) for layer, name in norms_of(inner_module(model)).items()}
         self._model, self._write, self._every = model, write, every
         self._count = 0
         self._start = self._cost_of_last = 0.0
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._complete = False
         self._forward = ExitStack()
         self._warned: set[tuple[str, str]] = set()
@@ -55,7 +56,7 @@ class Monitor:
         due = self._due(now)
         self._count += 1
         if due:
-            self._watch, self._complete = _Watch(self._layers), False
+            self._watch, self._complete = Watch(self._layers), False
             # Compiled code skips hooks; where the compiler was never loaded, which takes seconds, there is none.
             if "torch._dynamo" in sys.modules:
                 self._forward.enter_context(torch.compiler.set_stance("force_eager"))
@@ -99,7 +100,7 @@ class Monitor:
             self.cost += self._cost_of_last
             self._warn(watch)
 
-    def _report(self, watch: _Watch, layer: nn.Module) -> LayerReport:
+    def _report(self, watch: Watch, layer: nn.Module) -> LayerReport:
         try:
             report = watch.report(layer)
         except ValueError as error:
@@ -111,7 +112,7 @@ class Monitor:
         report.advice = list(watch.advice[layer].values())
         return report
 
-    def _warn(self, watch: _Watch) -> None:
+    def _warn(self, watch: Watch) -> None:
         if not watch.order:
             warnings.warn(f"step {self.step} ran none of the model's norms; there is nothing to report", stacklevel=2)
         for layer, advice in watch.advice.items():
@@ -231,7 +232,7 @@ def _settled(layer: nn.Module) -> bool:
     return (1 - forgotten) ** int(batches) < _UNSETTLED
 
 
-def _unmeasured(watch: _Watch, layer: nn.Module) -> LayerReport:
+def _unmeasured(watch: Watch, layer: nn.Module) -> LayerReport:
     nan = float("nan")
     return LayerReport(
         name=watch.layers[layer],

@@ -8,8 +8,8 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 from whitenorm.diagnostics.destinations import destination, scalars
-from whitenorm.diagnostics.inspection import Inspection
 from whitenorm.diagnostics.monitoring import Monitor
+from whitenorm.diagnostics.reports import Inspection
 
 
 class NormMonitor(Callback):

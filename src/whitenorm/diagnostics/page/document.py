@@ -13,7 +13,7 @@ from whitenorm.diagnostics.page.layers import layers
 from whitenorm.diagnostics.page.overview import advice, condition_plots, table, tiles
 
 if TYPE_CHECKING:
-    from whitenorm.diagnostics.inspection import Inspection
+    from whitenorm.diagnostics.reports import Inspection
 
 _PAGE = """<!doctype html>
 <html lang="en">

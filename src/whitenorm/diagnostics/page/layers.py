@@ -14,7 +14,7 @@ from whitenorm.diagnostics.page.text import number, title_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from whitenorm.diagnostics.inspection import Inspection, LayerReport
+    from whitenorm.diagnostics.reports import Inspection, LayerReport
 
 # Layers that are open at first.
 _OPEN = 2

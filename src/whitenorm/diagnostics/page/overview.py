@@ -12,7 +12,7 @@ from whitenorm.diagnostics.page.plots import conditions, log_axis
 from whitenorm.diagnostics.page.text import number, percent, title_of
 
 if TYPE_CHECKING:
-    from whitenorm.diagnostics.inspection import Inspection, LayerReport
+    from whitenorm.diagnostics.reports import Inspection, LayerReport
 
 # Pieces of advice in sight; more are folded away.
 _ADVICE = 6

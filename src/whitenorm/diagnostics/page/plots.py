@@ -15,7 +15,7 @@ from whitenorm.diagnostics.conditioning import negligible
 from whitenorm.diagnostics.page.text import number, power_of_ten, title_of
 
 if TYPE_CHECKING:
-    from whitenorm.diagnostics.inspection import LayerReport
+    from whitenorm.diagnostics.reports import LayerReport
 
 # Points of a curve, evenly drawn from more.
 _POINTS = 192

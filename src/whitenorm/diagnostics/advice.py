@@ -1,0 +1,86 @@
+"""How a norm's batch stands to its population, and what is off in a set-up."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from whitenorm.diagnostics.constraints import feasible_range
+from whitenorm.diagnostics.disturbance import stochastic_disturbance
+from whitenorm.diagnostics.reports import LayerReport
+from whitenorm.layers import BatchWhitening, GroupWhitening, LayerWhitening
+from whitenorm.layers.base import PopulationWhitening
+
+_BATCH = nn.modules.batchnorm._BatchNorm
+
+
+def advice_for(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict[str, str]:
+    """What is off in the set-up, by kind, and what to do."""
+    words = {}
+    values, sample = shape.numel() // shape[1], shape[1:].numel()
+    if isinstance(layer, PopulationWhitening) and layer.process_group is not None:
+        values *= dist.get_world_size(layer.process_group)
+    # Centring takes one: as many values as channels are too few.
+    if isinstance(layer, PopulationWhitening) and layer.training and values <= layer.group_size:
+        words["singular"] = (
+            f"{values} values a channel for a covariance of {layer.group_size} channels, which is singular; use a "
+            "larger batch, smaller groups, synchronize_, or GroupWhitening"
+        )
+    if isinstance(layer, (GroupWhitening, LayerWhitening, nn.GroupNorm)):
+        most = feasible_range("gn" if isinstance(layer, nn.GroupNorm) else "gw", sample).most
+        if most is not None and layer.num_groups > most:
+            words["infeasible"] = (
+                f"{layer.num_groups} groups of {sample} values leave no freedom; at most {most} are feasible"
+            )
+    if report.drift is not None and math.isnan(report.drift):
+        words["drift"] = "population statistics are not finite, and so is inference; use recalibrate_"
+    elif report.drift is not None and report.drift > 1:
+        words["drift"] = (
+            f"population statistics are {report.drift:.1f} standard deviations from this batch's; train longer, raise "
+            "momentum, or recalibrate_"
+        )
+    return words
+
+
+def disturbance(layer: nn.Module, rows: Tensor, values: int) -> float | None:
+    if not isinstance(layer, (BatchWhitening, _BATCH)) or len(rows) < 2 or layer.num_features > rows.shape[1]:
+        return None
+    size = min(len(rows), max(2, values))
+    generator = torch.Generator().manual_seed(0)
+    found = stochastic_disturbance(layer, rows, size, samples=32, repeats=16, generator=generator).operation
+    # Of more values than are looked at, statistics are less noisy, as the root of their number.
+    return found * math.sqrt(size / max(size, values))
+
+
+def drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
+    """The distance of the batch's mean and spread from the population's, in the latter's standard deviations."""
+    if not isinstance(layer, (PopulationWhitening, _BATCH)) or not layer.track_running_stats:
+        return None
+    mean = layer._buffers.get("running_mean")
+    if mean is None:
+        return None
+    size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
+    groups = len(batch_mean) // size
+    matrix = _population_matrix(layer, size)[:groups]
+    shift = (matrix @ (batch_mean - mean.double()[: len(batch_mean)]).view(groups, size, 1)).squeeze(-1)
+    cov = cov.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    spread = matrix @ cov @ matrix.mT - torch.eye(size, dtype=torch.float64, device=cov.device)
+    return math.sqrt(((shift.square().sum() + spread.square().sum()) / len(batch_mean)).item())
+
+
+def _population_matrix(layer: nn.Module, size: int) -> Tensor:
+    """The whitening matrix of the population, ``(G, K, K)``, by exact inverse roots."""
+    buffers = {name: buffer.double() for name, buffer in layer.named_buffers() if name != "num_batches_tracked"}
+    if "running_whitening" in buffers:
+        return buffers["running_whitening"]
+    eps = float(layer.eps)  # type: ignore[arg-type]
+    if "running_var" in buffers:
+        return (buffers["running_var"] + eps).rsqrt().view(-1, 1, 1)
+    cov = buffers["running_cov"]
+    if not cov.isfinite().all():
+        return torch.full_like(cov, math.nan)
+    values, vectors = torch.linalg.eigh(cov)
+    return vectors @ ((values.clamp_min(0) + eps).rsqrt().unsqueeze(-1) * vectors.mT)

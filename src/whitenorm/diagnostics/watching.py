@@ -1,0 +1,219 @@
+"""Hooks on the norms of a model, and what they see in a step."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
+
+from whitenorm.diagnostics.advice import advice_for, disturbance, drift
+from whitenorm.diagnostics.conditioning import (
+    condition_of,
+    correlations_of,
+    covariance_of,
+    features_of,
+    mean_correlation,
+    spectrum_of,
+)
+from whitenorm.diagnostics.reports import LayerReport
+from whitenorm.diagnostics.samples import Seen, seen
+from whitenorm.layers import LayerWhitening
+from whitenorm.layers.base import Whitening
+
+_BATCH = nn.modules.batchnorm._BatchNorm
+_NORMS = (Whitening, LayerWhitening, _BATCH, nn.GroupNorm, nn.LayerNorm)
+# A direction with less than this share of the mean variance counts as dead.
+_DEAD = 1e-3
+# Channels whose correlations are kept, the first ones, as groups of channels are neighbours.
+_CHANNELS = 64
+
+
+def norms_of(model: nn.Module) -> dict[nn.Module, str]:
+    """The norms of a model and their names; an error when there are none."""
+    layers: dict[nn.Module, str] = {
+        module: name for name, module in model.named_modules() if isinstance(module, _NORMS)
+    }
+    if not layers:
+        raise ValueError(
+            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Group- or LayerNorm)"
+        )
+    return layers
+
+
+class Watch:
+    """Hooks on the layers, and what they saw of the first time each runs."""
+
+    def __init__(self, layers: dict[nn.Module, str]) -> None:
+        self.layers = layers
+        self.order: list[nn.Module] = []
+        self.seconds: dict[nn.Module, float] = {}
+        self.inputs: dict[nn.Module, Seen] = {}
+        self.outputs: dict[nn.Module, Seen] = {}
+        self.gradients: dict[nn.Module, dict[str, Tensor]] = {layer: {} for layer in layers}
+        self.advice: dict[nn.Module, dict[str, str]] = {}
+        self.saved: dict[nn.Module | None, int] = {}
+        self.total = 0.0
+        # Of the hooks themselves.
+        self.cost = 0.0
+        self._on_tensors: list[RemovableHandle] = []
+        self._active: list[nn.Module] = []
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """How long each layer takes, and all of it but what is spent on watching."""
+        starts: dict[nn.Module, float] = {}
+
+        def before(layer: nn.Module, inputs: Any, named: Any) -> None:
+            starts[layer] = _now(layer)
+
+        def after(layer: nn.Module, inputs: Any, output: Any) -> None:
+            self.seconds[layer] = self.seconds.get(layer, 0.0) + _now(layer) - starts[layer]
+
+        device = next(iter(self.layers))
+        with self._hooked(before, after, innermost=True):
+            start, cost = _now(device), self.cost
+            yield
+            self.total = _now(device) - start - (self.cost - cost)
+
+    @contextmanager
+    def features(self) -> Iterator[None]:
+        """Rows of the layers' inputs and outputs, and the norms of their gradients."""
+
+        def before(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            start = _now(layer)
+            self._active.append(layer)
+            changed = None
+            if layer not in self.inputs:
+                x = inputs[0] if inputs else next(iter(named.values()))
+                self.order.append(layer)
+                self.inputs[layer] = seen(layer, x)
+                # Of its own, so that its gradient is what comes through the norm, and not by a shortcut around it.
+                alias = x.view_as(x)
+                self._watch_gradient(layer, "input", alias)
+                changed = ((alias, *inputs[1:]), named) if inputs else (inputs, {**named, next(iter(named)): alias})
+            self.cost += _now(layer) - start
+            return changed
+
+        def after(layer: nn.Module, inputs: Any, output: Any) -> None:
+            start = _now(layer)
+            self._active.pop()
+            output = output[0] if isinstance(output, tuple) else output
+            if layer not in self.outputs:
+                self.outputs[layer] = seen(layer, output)
+                self._watch_gradient(layer, "output", output)
+            self.cost += _now(layer) - start
+
+        with self._hooked(before, after):
+            yield
+
+    @contextmanager
+    def memory(self, model: nn.Module) -> Iterator[None]:
+        """What is kept for backward but parameters, by each layer and by all else; inside of :meth:`features`."""
+        # The innermost hooks alone are called: those of the caller, which may change what is kept, come first.
+        autograd: Any = torch._C._autograd
+        if not autograd._saved_tensors_hooks_is_enabled() or autograd._top_saved_tensors_default_hooks(True):
+            yield
+            return
+        seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+        def pack(tensor: Tensor) -> Tensor:
+            if tensor.layout != torch.strided:
+                return tensor
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                owner = self._active[-1] if self._active else None
+                self.saved[owner] = self.saved.get(owner, 0) + storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def _watch_gradient(self, layer: nn.Module, which: str, tensor: Tensor) -> None:
+        def keep(grad: Tensor) -> None:
+            start = time.perf_counter()
+            self.gradients[layer][which] = grad.detach().norm()
+            self.cost += time.perf_counter() - start
+
+        if tensor.requires_grad:
+            self._on_tensors.append(tensor.register_hook(keep))
+
+    def release(self) -> None:
+        """Take the hooks off tensors, of which some, such as a learned input, outlive the step."""
+        for hook in self._on_tensors:
+            hook.remove()
+        self._on_tensors.clear()
+
+    @contextmanager
+    def _hooked(
+        self, before: Callable[..., Any], after: Callable[..., None], innermost: bool = False
+    ) -> Iterator[None]:
+        """Hooks around the layers; the innermost run last before and first after the layer."""
+        hooks = []
+        try:
+            for layer in self.layers:
+                hooks.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+                hooks.append(layer.register_forward_hook(after, prepend=innermost))
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def report(self, layer: nn.Module) -> LayerReport:
+        shape = self.inputs[layer].shape
+        before, after = features_of(self.inputs[layer].rows), features_of(self.outputs[layer].rows)
+        cov_before, cov_after = covariance_of(before), covariance_of(after)
+        values, values_after = spectrum_of(cov_before).tolist(), spectrum_of(cov_after).tolist()
+        matrix, matrix_after = correlations_of(cov_before), correlations_of(cov_after)
+        gradients = {which: norm.item() for which, norm in self.gradients[layer].items()}
+        known = len(gradients) == 2 and gradients["output"] > 0
+        result = LayerReport(
+            name=self.layers[layer],
+            kind=type(layer).__name__,
+            width=shape[1],
+            groups=_groups(layer, shape[1]),
+            condition_before=condition_of(values),
+            condition_after=condition_of(values_after),
+            correlation_before=mean_correlation(matrix),
+            correlation_after=mean_correlation(matrix_after),
+            dead=_dead(values),
+            disturbance=disturbance(layer, before, shape.numel() // shape[1]),
+            drift=drift(layer, before.mean(0), cov_before),
+            gradient_ratio=gradients["input"] / gradients["output"] if known else None,
+            time_share=self.seconds.get(layer, 0.0) / self.total if self.total else None,
+            memory_share=self.saved.get(layer, 0) / sum(self.saved.values()) if self.saved else None,
+            spectrum_before=values,
+            spectrum_after=values_after,
+            correlations_before=matrix[:_CHANNELS, :_CHANNELS].float().cpu(),
+            correlations_after=matrix_after[:_CHANNELS, :_CHANNELS].float().cpu(),
+        )
+        self.advice[layer] = advice_for(layer, shape, result)
+        result.advice += self.advice[layer].values()
+        return result
+
+
+def _dead(values: list[float]) -> float:
+    least = _DEAD * fmean(values)
+    return sum(value < least for value in values) / len(values)
+
+
+def _now(layer: nn.Module) -> float:
+    """The time, when all work before it is done."""
+    tensor = next(itertools.chain(layer.parameters(), layer.buffers()), None)
+    if tensor is not None and tensor.device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(tensor.device)
+    return time.perf_counter()
+
+
+def _groups(layer: nn.Module, width: int) -> int:
+    size = getattr(layer, "group_size", None)
+    each_alone = width if isinstance(layer, _BATCH) else 1
+    return int(getattr(layer, "num_groups", None) or (width // size if size else each_alone))
