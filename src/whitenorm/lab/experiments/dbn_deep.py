@@ -1,7 +1,7 @@
 """DBN figure 6a: nets without shortcuts train deeper with DBN than with BN.
 
 Paper: S-plain of 20, 32 and 44 layers of width 48 on CIFAR-10, batch 128, lr 0.1 divided by 5 at epochs 80 and 120 of
-160; with depth, BN's training accuracy falls and DBN's falls less. The default scale has width 16, 10,000 images and 6
+160; with depth, BN's training accuracy falls and DBN's falls less. The default scale has width 16, 4,000 images and 6
 epochs. Command: ``whitenorm reproduce dbn-deep --data ROOT``.
 """
 
@@ -42,7 +42,7 @@ EXPERIMENT = entry(
         ),
         Claim("From 20 to 44 layers DBN's training error rises less than BN's", "a picture", _degrades),
     ),
-    reduced={"width": 16, "train_images": 10000, "test_images": 2000, "epochs": 6},
+    reduced={"width": 16, "train_images": 4000, "test_images": 2000, "epochs": 6},
     smoke={"width": 4, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
     paper="DBN",
     where="fig. 6a",
