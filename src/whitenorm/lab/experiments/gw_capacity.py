@@ -9,7 +9,8 @@ Default scale: 2,000 images, more than a linear classifier can fit, 40 epochs, l
 networks whose weights are to the images about as the paper's are: 30 units in one layer, 120 in four. The middle one of
 their group numbers is the largest below √d, up to which the paper advises GW. With more groups than values in a group
 nothing can be white: GW then only comes near it, while GN in groups of two leaves signs alone. What does not fit the
-labels after so few epochs may be slow as well as unable to. The paper's CNNs are ``gw-capacity-cnn``. Command: ``whitenorm reproduce gw-capacity --data ROOT``.
+labels after so few epochs may be slow as well as unable to. The paper's CNNs are ``gw-capacity-cnn``.
+Command: ``whitenorm reproduce gw-capacity --data ROOT``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from whitenorm.lab.data import Split
-from whitenorm.lab.experiments.perceptrons import Judge, accuracy_line, mnist, norm, rest_below, trained, tuned
+from whitenorm.lab.experiments.perceptrons import (
+    Judge,
+    accuracy_line,
+    mnist,
+    norm,
+    over_levels,
+    rest_below,
+    trained,
+    tuned,
+)
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
@@ -66,8 +76,7 @@ def _network(settings: Settings) -> nn.Module:
 
 def _over_groups(results: Results, hidden: int, name: str) -> Results:
     """A norm's runs at the best learning rate of each group number."""
-    found = results.where(hidden=hidden, norm=name)
-    return Results(run for g in found.levels("groups") for run in tuned(found, _VALUE, groups=g))
+    return over_levels(results.where(hidden=hidden, norm=name), "groups", _VALUE)
 
 
 def _errors(results: Results, hidden: int, name: str) -> list[float]:

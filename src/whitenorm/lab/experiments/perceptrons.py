@@ -19,7 +19,7 @@ from whitenorm.lab.data import Split
 from whitenorm.lab.fitting import centred, error, fit
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.reproduce.experiment import Context, Settings
-from whitenorm.lab.reproduce.plots import spread_line
+from whitenorm.lab.reproduce.plots import levels_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
@@ -92,6 +92,11 @@ def tuned(results: Results, by: str = "final_loss", **settings: Any) -> Results:
     return results.best("lr", by, **settings)
 
 
+def over_levels(found: Results, over: str, by: str) -> Results:
+    """The runs of every value of a setting, each at its own best learning rate."""
+    return Results(run for level in found.levels(over) for run in tuned(found, by, **{over: level}))
+
+
 def label(settings: Settings) -> str:
     """A method as the pictures name it."""
     values = [f"{name} = {settings[name]}" for name in ("T", "groups") if name in settings]
@@ -125,7 +130,4 @@ def accuracy_line(panel: Axes, found: Results, over: str, value: str, name: str,
     """100 less an error, over a setting."""
     levels = sorted(found.levels(over))
     columns = [[100 - error for error in found.values(value, **{over: level})] for level in levels]
-    spread_line(panel, levels, list(zip(*columns, strict=True)), name, marker="+", **style)
-    panel.set(xscale="log")
-    panel.set_xticks(levels, [str(level) for level in levels])
-    panel.minorticks_off()
+    levels_line(panel, levels, columns, name, **style)

@@ -19,6 +19,16 @@ def spread_line(axes: Axes, x: Sequence[float], curves: Sequence[Sequence[float]
     axes.fill_between(x, values.min(0), values.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
 
 
+def levels_line(
+    axes: Axes, levels: Sequence[int], columns: Sequence[Sequence[float]], label: str, **style: Any
+) -> None:
+    """Such a line over a few sizes, each a tick of a logarithmic axis; a column has one value a seed."""
+    spread_line(axes, levels, list(zip(*columns, strict=True)), label, marker="+", **style)
+    axes.set(xscale="log")
+    axes.set_xticks(levels, [str(level) for level in levels])
+    axes.minorticks_off()
+
+
 def finish(axes: Axes) -> None:
     """Grid and legend."""
     axes.grid(alpha=0.3)
