@@ -1,5 +1,6 @@
 """Experiments: the rule of verdicts, files that survive an interruption, and every entry at smoke scale."""
 
+import io
 import json
 import math
 
@@ -7,10 +8,12 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from whitenorm.cli import main
 from whitenorm.lab.reproduce.experiment import Claim, Experiment
+from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Results, Run, Store
 from whitenorm.lab.reproduce.runner import reproduce
 from whitenorm.lab.reproduce.verdicts import alike, at_most, every, exactly, lower
@@ -195,3 +198,24 @@ def test_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "gw-constraints" / "smoke.json").write_text("{")
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 1
     assert "run it again" in capsys.readouterr().err
+
+
+def test_without_a_terminal_a_line_now_and_then():
+    """So that a log tells how far a run of hours is; one that was interrupted counts with what it took."""
+    now, out = [0.0], io.StringIO()
+    with shown("dbn-vgg", Console(file=out), clock=lambda: now[0]) as watch:
+        watch(1, 4, 0.0, Run({}, 0, {}, 100.0))
+        assert out.getvalue() == ""
+        now[0] = 40.0
+        watch(1, 4, 0.5, None)
+        now[0] = 50.0
+        watch(2, 4, 0.0, Run({}, 1, {}, 50.0))
+    assert out.getvalue() == "dbn-vgg: 1.5 of 4 runs, left 0:04:10\n"
+
+
+def test_on_a_terminal_a_bar():
+    out = io.StringIO()
+    with shown("dbn-vgg", Console(file=out, force_terminal=True, width=100)) as watch:
+        watch(1, 4, 0.0, Run({}, 0, {}, 100.0))
+    assert "1/4 runs" in out.getvalue()
+    assert "left 0:05:00" in out.getvalue()

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from whitenorm.lab.experiments import EXPERIMENTS, MISSING
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
-from whitenorm.lab.reproduce.results import Run, Store
+from whitenorm.lab.reproduce.progress import shown
+from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.runner import reproduce
 
 
@@ -54,28 +54,11 @@ def run(options: Reproduce) -> None:
         console.print(table(options.out))
         return
     for name in options.ids:
-        content = _with_progress(EXPERIMENTS[name], options, console)
+        with shown(f"{name} ({options.scale})", console) as watch:
+            content = reproduce(EXPERIMENTS[name], options.out, options.scale, options.seeds, options.data, watch)
         console.print(verdicts(content))
         store = Store(options.out, name, options.scale)
         console.print(f"Results: {store.results}   Picture: {store.picture}\n")
-
-
-def _with_progress(experiment: Experiment, options: Reproduce, console: Console) -> dict[str, Any]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[runs]} runs"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{experiment.id} ({options.scale})", total=1.0, runs="0")
-
-        def watch(done: int, total: int, share: float, run: Run | None) -> None:
-            progress.update(task, total=total, completed=done + share, runs=f"{done}/{total}")
-
-        return reproduce(experiment, options.out, options.scale, options.seeds, options.data, watch)
 
 
 def table(folder: Path) -> Table:
