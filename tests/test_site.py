@@ -12,7 +12,7 @@ from whitenorm.cli import main
 from whitenorm.lab.experiments import EXPERIMENTS
 from whitenorm.lab.marked import write_between
 from whitenorm.lab.reproduce import claims
-from whitenorm.lab.reproduce.outcomes import PAPERS, commit, gather, summary
+from whitenorm.lab.reproduce.outcomes import PAPERS, commit, gather, hardware, summary
 from whitenorm.lab.reproduce.results import Run, Store
 from whitenorm.lab.reproduce.site import files, write_site
 
@@ -238,3 +238,26 @@ def test_marks_must_be_there(tmp_path):
 def test_commit_in_words():
     assert commit({"machine": {"commit": "b" * 40 + "+changes"}}) == "bbbbbbbbbb with changes"
     assert commit({"machine": {"commit": None}}) == "none: an installed package"
+
+
+def test_hardware_names_each_thing_once():
+    contents = [{"machine": {**MACHINE, "threads": threads}} for threads in (1, 2, 1)]
+    assert hardware(contents) == "P<x>, 1/2 threads, torch 2, Python 3, whitenorm 0.1"
+    assert hardware(contents[:1]) == "P<x>, 1 thread, torch 2, Python 3, whitenorm 0.1"
+
+
+def test_the_reason_of_a_claim_that_does_not_hold(tmp_path):
+    """It stands with the claim wherever that is shown, and nowhere when the claim held."""
+    experiment = EXPERIMENTS["gw-constraints"]
+    (known,) = [claim for claim in experiment.claims if claim.otherwise]
+    for verdict, shown in (("not held", True), ("held", False)):
+        store_results(tmp_path, experiment.id, [verdict], (4, 3))
+        store = Store(tmp_path, experiment.id, "default")
+        content = store.read()
+        runs = content.pop("runs")
+        store.write({**content, "claims": [{**content["claims"][0], "claim": known.text}]}, runs)
+        outcomes = gather(tmp_path, "default")
+        write_site(outcomes, "default", tmp_path / "site")
+        pages = [Page(tmp_path / "site" / name).text for name in ("index.html", "gw.html")]
+        table = claims.markdown(outcomes, "default").replace("\\", "")
+        assert [known.otherwise in text for text in (*pages, table)] == [shown] * 3

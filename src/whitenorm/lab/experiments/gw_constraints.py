@@ -105,6 +105,7 @@ EXPERIMENT = Experiment(
             "eq. 12 asks for no more equations than values; m ≥ d and g ≤ √d advised for stability",
             _enough,
             exact=True,
+            otherwise="Centred values have a rank below their number, so whitening d features needs m > d.",
         ),
     ),
     scales={

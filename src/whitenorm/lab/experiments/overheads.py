@@ -65,7 +65,10 @@ def within(value: str, printed: Mapping[str, float], table: str) -> Callable[[Re
         found = results.where(table=table)
         models = [model for model in found.levels("model") if model in printed]
         return every(
-            *(at_most(found.values(value, model=model), printed[model], (f"{model} %", "paper")) for model in models)
+            *(
+                at_most(found.values(value, model=model), printed[model], (f"{model} adds %", "paper"))
+                for model in models
+            )
         )
 
     return judge

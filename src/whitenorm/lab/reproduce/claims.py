@@ -12,11 +12,12 @@ START, END = "<!-- claims: written by whitenorm report -->", "<!-- end of claims
 def markdown(outcomes: list[Outcome], scale: str) -> str:
     """How many claims held, by experiment, and what is known of those that did not."""
     contents = [outcome.content for outcome in outcomes if outcome.content is not None]
-    machines = "; ".join(dict.fromkeys(f"{hardware(content)}, commit {commit(content)}" for content in contents))
+    time = duration(sum(content["seconds"] for content in contents))
+    commits = ", ".join(dict.fromkeys(map(commit, contents)))
     lines = [
         f"**{summary(outcomes)}**",
         "",
-        f"At {scale} scale, {duration(sum(content['seconds'] for content in contents))} in all, on {_plain(machines)}.",
+        f"At {scale} scale, {time} in all, on {_plain(hardware(contents))}; commit {commits}.",
         "",
         f"| paper | experiment | {' | '.join(VERDICTS)} | time |",
         f"| --- | --- |{' ---: |' * (len(VERDICTS) + 1)}",
@@ -42,6 +43,7 @@ def _failures(outcomes: list[Outcome]) -> list[str]:
         f"- {_plain(f'{outcome.experiment.paper} {outcome.experiment.where}')}, `{outcome.experiment.id}`: "
         f"**{_plain(claim['claim'])}.** Paper: {_plain(claim['paper'])}. Here: {_plain(claim['ours'])}"
         + (f" ({_plain(claim['why'])})." if claim["why"] else ".")
+        + (f" {_plain(claim['reason'])}" if claim["reason"] else "")
         for outcome in outcomes
         for claim in outcome.claims
         if claim["verdict"] == "not held"

@@ -102,6 +102,8 @@ def verdicts(content: dict[str, Any]) -> Table:
     for heading in ("claim", "paper", "here", "verdict"):
         view.add_column(heading, overflow="fold")
     for claim in content["claims"]:
-        words = (claim["claim"], claim["paper"], claim["ours"], f"{claim['verdict']} ({claim['why']})")
+        reason = EXPERIMENTS[content["experiment"]].reason(claim)
+        verdict = f"{claim['verdict']} ({claim['why']}) {reason}".strip()
+        words = (claim["claim"], claim["paper"], claim["ours"], verdict)
         view.add_row(*map(escape, words))
     return view

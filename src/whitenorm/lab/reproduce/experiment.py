@@ -26,6 +26,8 @@ class Claim:
     judge: Callable[[Results], Judgement]
     exact: bool = False
     """Does not depend on the scale: counts, shapes, placements. Others are never decided at smoke scale."""
+    otherwise: str = ""
+    """What is known of the reason, for where it does not hold."""
 
 
 @dataclass
@@ -81,6 +83,11 @@ class Experiment:
             raise ValueError(
                 f"expected scales and seeds of {self.id} for {', '.join(SCALES)} (got {list(self.scales)})"
             )
+
+    def reason(self, claim: dict[str, Any]) -> str:
+        """What is known of why a judged claim does not hold; nothing of one that does or is not decided."""
+        known = {one.text: one.otherwise for one in self.claims}
+        return known.get(claim["claim"], "") if claim["verdict"] == "not held" else ""
 
 
 SCALES = ("smoke", "default", "paper")

@@ -42,8 +42,9 @@ class Outcome:
 
     @property
     def claims(self) -> list[dict[str, Any]]:
-        """Each as it was judged: claim, paper, ours, verdict, why."""
-        return [] if self.content is None else self.content["claims"]
+        """Each as it was judged: claim, paper, ours, verdict, why; and the reason, where one is known."""
+        judged = [] if self.content is None else self.content["claims"]
+        return [{**claim, "reason": self.experiment.reason(claim)} for claim in judged]
 
 
 def gather(folder: Path, scale: str) -> list[Outcome]:
@@ -109,10 +110,12 @@ def commit(content: dict[str, Any]) -> str:
     return f"{name[:10]}{' with changes' if changed else ''}"
 
 
-def hardware(content: dict[str, Any]) -> str:
-    """What it ran on."""
-    machine = content["machine"]
+def hardware(contents: list[dict[str, Any]]) -> str:
+    """What they ran on: each thing once, with all its values."""
+    machines = [content["machine"] for content in contents]
+    values = {key: "/".join(dict.fromkeys(str(machine[key]) for machine in machines)) for key in machines[0]}
+    threads = "thread" if values["threads"] == "1" else "threads"
     return (
-        f"{machine['processor']}, {number(machine['threads'], 'thread')}, torch {machine['torch']}, Python "
-        f"{machine['python']}, whitenorm {machine['whitenorm']}"
+        f"{values['processor']}, {values['threads']} {threads}, torch {values['torch']}, Python {values['python']}, "
+        f"whitenorm {values['whitenorm']}"
     )

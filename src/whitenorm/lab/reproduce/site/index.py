@@ -6,7 +6,7 @@ from html import escape
 
 from whitenorm.lab.reproduce import verdicts
 from whitenorm.lab.reproduce.outcomes import PAPERS, VERDICTS, Outcome, commit, duration, hardware, summary, tally
-from whitenorm.lab.reproduce.site.pieces import address, counts, facts, measured, page, page_file, prose, table
+from whitenorm.lab.reproduce.site.pieces import address, counts, facts, measured, page, page_file, prose, table, why
 
 
 def index_page(outcomes: list[Outcome], scale: str) -> str:
@@ -47,7 +47,7 @@ def _failures(outcomes: list[Outcome]) -> str:
             f'<a href="{address(outcome)}">{escape(claim["claim"])}</a>',
             escape(f"{outcome.experiment.paper} {outcome.experiment.where}: {claim['paper']}"),
             measured(claim["ours"]),
-            measured(claim["why"]) or "–",
+            why(claim),
         ]
         for outcome in outcomes
         for claim in outcome.claims
@@ -65,7 +65,7 @@ def _runs(outcomes: list[Outcome], scale: str) -> str:
         "scale": scale,
         "time in all": duration(sum(content["seconds"] for content in contents)),
         "dates": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
-        "machine": "; ".join(dict.fromkeys(map(hardware, contents))),
+        "machine": hardware(contents),
         "commit": "; ".join(dict.fromkeys(map(commit, contents))),
     }
     return facts({name: escape(value) for name, value in pairs.items()})

@@ -19,6 +19,7 @@ from whitenorm.lab.reproduce.site.pieces import (
     prose,
     table,
     verdict,
+    why,
 )
 
 _BESIDE = 1.9
@@ -49,7 +50,7 @@ def _experiment(outcome: Outcome, scale: str) -> str:
             escape(claim["paper"]),
             measured(claim["ours"]),
             verdict(claim["verdict"]),
-            measured(claim["why"]) or "–",
+            why(claim),
         ]
         for claim in outcome.claims
     ]
@@ -96,6 +97,6 @@ def _facts(outcome: Outcome, content: dict[str, Any]) -> str:
         "commit": escape(commit(content)),
         "raw values": f'<a href="{data_file(outcome)}">{escape(outcome.experiment.id)}.json</a>',
         "parameters": escape(parameters),
-        "machine": escape(hardware(content)),
+        "machine": escape(hardware([content])),
     }
     return facts(pairs)

@@ -127,5 +127,10 @@ def measured(text: str) -> str:
     return re.sub(r" (±|=|&lt;|≤|≥) ", "\u00a0\\1\u00a0", escape(text))
 
 
+def why(claim: Mapping[str, str]) -> str:
+    """What a verdict rests on, and the reason where one is known."""
+    return "<br>".join(measured(text) for text in (claim["why"], claim["reason"]) if text) or "–"
+
+
 def _class(name: str) -> str:
     return name.replace(" ", "-")
