@@ -138,3 +138,5 @@ def transposed(x):
 LAYOUTS = [contiguous, channels_last, strided, transposed]
 # Odd sizes, and for each rank enough values to whiten 12 channels.
 SHAPES = [(63, 12), (5, 12, 31), (3, 12, 5, 7), (2, 12, 3, 5, 3)]
+# No more than half as many positions as the smallest group of these layers has channels.
+FEW_POSITIONS = (31, 12, 1, 2)

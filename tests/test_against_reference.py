@@ -1,5 +1,7 @@
 """Every layer against the papers' formulas in float64: outputs, and each gradient by name."""
 
+import math
+
 import pytest
 import reference
 import torch
@@ -7,6 +9,7 @@ from cases import (
     BATCH_LAYERS,
     CHANNEL_LAYERS,
     DEVICES,
+    FEW_POSITIONS,
     LAYOUTS,
     SHAPES,
     SOLVERS,
@@ -59,7 +62,8 @@ def make_input(shape, dtype=torch.float64, device="cpu", mix=0.3):
 @pytest.mark.parametrize(
     ("name", "shape"),
     # One position a sample has no instance statistics.
-    [(name, shape) for name in CHANNEL_LAYERS for shape in SHAPES if len(shape) > 2 or name in BATCH_LAYERS],
+    [(name, shape) for name in CHANNEL_LAYERS for shape in SHAPES if len(shape) > 2 or name in BATCH_LAYERS]
+    + [(name, FEW_POSITIONS) for name in BATCH_LAYERS],
     ids=str,
 )
 def test_layouts_and_shapes(name, layout, shape, training):
@@ -81,7 +85,7 @@ def test_solvers(name, solver, training):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [(name, shape) for name in CHANNEL_LAYERS for shape in [(5, 12, 6, 7), (1, 12, 6, 7)]]
-    + [(name, (63, 12)) for name in BATCH_LAYERS],
+    + [(name, shape) for name in BATCH_LAYERS for shape in [(63, 12), FEW_POSITIONS]],
     ids=str,
 )
 def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch):
@@ -94,6 +98,18 @@ def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch)
         cut = blocks.blocks(channel_groups(x, 4, pooled=True).split(x))
     assert len(cut) > 1 or block_bytes > x.nbytes
     compare(layer, x, torch.float64)
+
+
+@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
+def test_few_positions_are_one_run_of_rows(layout):
+    """And what comes out, and its gradient, lie in memory as the input does."""
+    x = layout(make_input(FEW_POSITIONS)).requires_grad_()
+    samples, channels, *positions = FEW_POSITIONS
+    split = channel_groups(x, 4, pooled=True).split(x)
+    assert split.shape == (1, 3, 4, samples * math.prod(positions))
+    y = whitenorm.BatchWhitening(channels, 4, dtype=torch.float64)(x)
+    y.backward(torch.randn_like(y))
+    assert y.stride() == x.grad.stride() == x.stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

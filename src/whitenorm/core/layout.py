@@ -11,14 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from whitenorm.core.mode import is_transformed
+
 
 class Layout(NamedTuple):
     """How an input ``(N, C, ...)`` is seen as ``x[N, G, K, L]``, and back.
 
     ``groups`` is G and ``features`` is K. ``across`` tells what the K features are: the channels of a group, or, in
-    Group Whitening, the groups of a sample. ``rows`` says that neighbouring channels are neighbours in memory; if all
-    samples are ``pooled`` in one statistic, they are then one long run of rows, ``(1, G, K, N·L)``. The ``dual`` of
-    vectors across groups has K and L exchanged; see :mod:`whitenorm.core.dual`.
+    Group Whitening, the groups of a sample. ``rows`` says that neighbouring channels are neighbours in memory, or are
+    copied to be so; if all samples are ``pooled`` in one statistic, they are then one long run of rows,
+    ``(1, G, K, N·L)``. The ``dual`` of vectors across groups has K and L exchanged; see :mod:`whitenorm.core.dual`.
     """
 
     groups: int
@@ -45,7 +47,8 @@ class Layout(NamedTuple):
             return (y.mT if self.dual else y).reshape(like.shape)
         n, channels, *positions = like.shape
         rows = y.reshape(n, channels, *positions).movedim(1, -1) if self.across else y.permute(0, 3, 1, 2)
-        return rows.reshape(n, *positions, channels).contiguous().movedim(-1, 1)
+        joined = rows.reshape(n, *positions, channels)
+        return joined.contiguous().movedim(-1, 1) if channels_last(like) else joined.movedim(-1, 1).contiguous()
 
     def empty(self, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A new tensor for an output of the shape and memory format of ``like``, and where to write it.
@@ -55,6 +58,10 @@ class Layout(NamedTuple):
         if not self.rows:
             whole = like.new_empty(like.shape, dtype=dtype)
             return whole, self.split(whole)
+        if not (self.across or channels_last(like)):
+            n, channels, *positions = like.shape
+            rows = like.new_empty(n, *positions, channels, dtype=dtype).movedim(-1, 1)
+            return like.new_empty(like.shape, dtype=dtype), self.split(rows)
         channels, *positions = like.shape[1:]
         inner = [channels * math.prod(positions[i + 1 :]) for i in range(len(positions))]
         strides = (channels * math.prod(positions), 1, *inner)
@@ -63,8 +70,8 @@ class Layout(NamedTuple):
 
     def fill(self, whole: Tensor, written: Tensor) -> Tensor:
         """What :meth:`empty` made, now that its second part is written."""
-        if self.across and self.rows:
-            whole.copy_(written.reshape(whole.shape))
+        if self.rows and (self.across or not channels_last(whole)):
+            whole.copy_(written.reshape(whole.shape) if self.across else self.join(written, whole))
         return whole
 
     def parameter(self, vector: Tensor) -> Tensor:
@@ -91,7 +98,17 @@ def channel_groups(x: Tensor, group_size: int, pooled: bool) -> Layout:
         >>> channel_groups(x, 3, pooled=True).split(x).shape
         torch.Size([1, 2, 3, 8])
     """
-    return Layout(x.shape[1] // group_size, group_size, channels_last(x), pooled)
+    rows = channels_last(x) or (pooled and _few_positions(x, group_size))
+    return Layout(x.shape[1] // group_size, group_size, rows, pooled)
+
+
+def _few_positions(x: Tensor, features: int) -> bool:
+    """Whether a sample has so few positions that a K×K matrix of its own is larger than what it is made from.
+
+    Copied to one run of rows, all samples together need one matrix a group, and one large product instead of N small
+    ones. While a compiler traces it is not asked: it would tie what is exported to the size of the image.
+    """
+    return not is_transformed() and 2 * math.prod(x.shape[2:]) <= features
 
 
 def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool) -> Layout:
