@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
@@ -175,6 +176,7 @@ def _curves(results: Results, panels: Mapping[str, list[str]]) -> Figure:
             label = name.removesuffix(f", {case}")
             spread_line(panel, epochs, found.values("train_error"), label, color=f"C{colour}")
             spread_line(panel, epochs, found.values("test_error"), "", color=f"C{colour}", linestyle="--")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.set(xlabel="epoch", ylabel="error (%): training —, test - -", title=case)
         finish(panel)
     return figure

@@ -6,7 +6,7 @@ and 48, full-batch gradient descent, the best of the learning rates {0.1, 0.2, 0
 plain, DBN most so, although its step takes twice BN's time on CPUs. The paper prints no numbers for the curves.
 Command: ``whitenorm reproduce dbn-conditioning --data ROOT``.
 
-The default scale has all images and learning rates but 120 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
+The default scale has all images and learning rates but 600 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
 The condition number is measured at the steps of the learning rate that was chosen, with batch statistics on all images.
 A Fisher matrix that is singular in float64, as with a unit that is never active, counts with the largest number that
 float64 can tell.
@@ -119,7 +119,7 @@ EXPERIMENT = Experiment(
     paper="DBN",
     where="fig. 3",
     title="Conditioning of the last layer's Fisher information",
-    cost="4 min",
+    cost="15 min",
     data=("yaleb",),
     claims=(
         Claim("NNN, LN, BN and DBN are better conditioned than plain", f"below; judged: {_LEVEL}", _better_than_plain),
@@ -150,8 +150,8 @@ EXPERIMENT = Experiment(
             "lrs": [0.1, 0.2, 0.5, 1, 2],
             "dampings": [0.1, 1],
             "intervals": [50],
-            "steps": 120,
-            "points": 24,
+            "steps": 600,
+            "points": 60,
             "fisher_every": 6,
             "batch_size": None,
         },
