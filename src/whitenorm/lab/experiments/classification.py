@@ -52,6 +52,22 @@ def lower_error(small: str, large: str, paper: str, which: str = "test_error") -
     return Claim(f"{small} has a lower {words} than {large}", paper, judge)
 
 
+def below_bn(printed: Mapping[str, Mapping[str, float]]) -> tuple[Claim, ...]:
+    """For every case, that each norm's test error is below BN's, beside what is printed for both.
+
+    Example::
+
+        >>> [claim.paper for claim in below_bn({"Res-20": {"BN": 7.94, "DBN-scale-L1": 7.77}})]
+        ['BN 7.94 %, DBN-scale-L1 7.77 %']
+    """
+    return tuple(
+        lower_error(f"{name}, {case}", f"BN, {case}", f"BN {errors['BN']} %, {name} {error} %")
+        for case, errors in printed.items()
+        for name, error in errors.items()
+        if name != "BN"
+    )
+
+
 def entry(
     id: str,
     panels: Panels,
@@ -108,7 +124,8 @@ def smaller(config: Train, changes: Settings) -> Train:
         changes["group_size"] = max(1, round(changes.pop("group_share") * (config.group_size or 1)))
     changes["net"] = changes.pop("nets", {}).get(config.net, config.net)
     changes["milestones"] = tuple(sorted({max(1, round(share * epoch)) for epoch in config.milestones}))
-    changes["every"] = max(1, round(share * images * config.every))
+    if config.schedule == "every":
+        changes["every"] = max(1, round(share * images * config.every))
     return dataclasses.replace(config, **changes)
 
 

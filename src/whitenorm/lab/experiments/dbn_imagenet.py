@@ -7,22 +7,24 @@ Command: ``whitenorm reproduce dbn-imagenet --data ROOT``, with ROOT/imagenet/tr
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.classification import below_bn, entry, variants
 from whitenorm.lab.training.presets.dbn import DbnImagenet
 
-_PRINTED = {18: (30.21, 29.87), 34: (26.53, 26.46), 50: (24.87, 24.29), 101: (22.54, 22.17)}
+_PRINTED = {
+    "Res-18": {"BN": 30.21, "DBN-scale-L1": 29.87},
+    "Res-34": {"BN": 26.53, "DBN-scale-L1": 26.46},
+    "Res-50": {"BN": 24.87, "DBN-scale-L1": 24.29},
+    "Res-101": {"BN": 22.54, "DBN-scale-L1": 22.17},
+}
 
 EXPERIMENT = entry(
     "dbn-imagenet",
     variants(
         DbnImagenet(),
-        {f"Res-{depth}": {"net": f"resnet{depth}"} for depth in _PRINTED},
+        {case: {"net": case.lower().replace("-", "net")} for case in _PRINTED},
         {"BN": {"norm": "bn", "where": "all"}, "DBN-scale-L1": {}},
     ),
-    tuple(
-        lower_error(f"DBN-scale-L1, Res-{depth}", f"BN, Res-{depth}", f"BN {bn} %, DBN-scale-L1 {dbn} %")
-        for depth, (bn, dbn) in _PRINTED.items()
-    ),
+    below_bn(_PRINTED),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
     smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
     seeds=1,

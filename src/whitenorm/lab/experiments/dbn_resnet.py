@@ -8,10 +8,15 @@ is Res-20 for 4 epochs on 20,000 images, 1 % of the paper's steps. Command:
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.classification import below_bn, entry, variants
 from whitenorm.lab.training.presets.dbn import DbnResnet
 
-_PRINTED = {20: (7.94, 7.77), 32: (7.31, 6.94), 44: (7.17, 6.83), 56: (7.21, 6.49)}
+_PRINTED = {
+    "Res-20": {"BN": 7.94, "DBN-scale-L1": 7.77},
+    "Res-32": {"BN": 7.31, "DBN-scale-L1": 6.94},
+    "Res-44": {"BN": 7.17, "DBN-scale-L1": 6.83},
+    "Res-56": {"BN": 7.21, "DBN-scale-L1": 6.49},
+}
 _NORMS = {
     "BN": {"norm": "bn", "where": "all"},
     "DBN-scale-L1": {},
@@ -20,11 +25,8 @@ _NORMS = {
 
 EXPERIMENT = entry(
     "dbn-resnet",
-    variants(DbnResnet(), {f"Res-{depth}": {"net": f"resnet{depth}"} for depth in _PRINTED}, _NORMS),
-    tuple(
-        lower_error(f"DBN-scale-L1, Res-{depth}", f"BN, Res-{depth}", f"BN {bn} %, DBN-scale-L1 {dbn} %")
-        for depth, (bn, dbn) in _PRINTED.items()
-    ),
+    variants(DbnResnet(), {case: {"net": case.lower().replace("-", "net")} for case in _PRINTED}, _NORMS),
+    below_bn(_PRINTED),
     reduced={"cases": ["Res-20"], "train_images": 20000, "epochs": 4},
     smoke={"cases": ["Res-20"], "width": 4, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
     seeds=5,

@@ -7,7 +7,7 @@ default scale is WRN-16-1 on 10,000 images of CIFAR-10 for 6 epochs. Command:
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.classification import below_bn, entry, variants
 from whitenorm.lab.training.presets.dbn import DbnWrn
 
 _CASES = {
@@ -16,16 +16,18 @@ _CASES = {
     "WRN-28-10, CIFAR-100": {"dataset": "cifar100"},
     "WRN-40-10, CIFAR-100": {"net": "wrn-40-10", "dataset": "cifar100"},
 }
-_PRINTED = dict(zip(_CASES, ((3.99, 3.79), (3.80, 3.74), (18.75, 18.36), (18.7, 18.27)), strict=True))
+_PRINTED = {
+    "WRN-28-10, CIFAR-10": {"BN": 3.99, "DBN-scale-L1": 3.79},
+    "WRN-40-10, CIFAR-10": {"BN": 3.80, "DBN-scale-L1": 3.74},
+    "WRN-28-10, CIFAR-100": {"BN": 18.75, "DBN-scale-L1": 18.36},
+    "WRN-40-10, CIFAR-100": {"BN": 18.7, "DBN-scale-L1": 18.27},
+}
 _HERE = {"cases": ["WRN-28-10, CIFAR-10"], "nets": {"wrn-28-10": "wrn-16-1"}}
 
 EXPERIMENT = entry(
     "dbn-wrn",
     variants(DbnWrn(), _CASES, {"BN": {"norm": "bn", "where": "all"}, "DBN-scale-L1": {}}),
-    tuple(
-        lower_error(f"DBN-scale-L1, {case}", f"BN, {case}", f"BN {bn} %, DBN-scale-L1 {dbn} %")
-        for case, (bn, dbn) in _PRINTED.items()
-    ),
+    below_bn(_PRINTED),
     reduced={**_HERE, "train_images": 10000, "test_images": 5000, "epochs": 6},
     smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
     seeds=5,

@@ -7,7 +7,7 @@ for 5 epochs. Command: ``whitenorm reproduce iternorm-imagenet --data ROOT``, wi
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.classification import below_bn, entry, variants
 from whitenorm.lab.training.presets.iternorm import IternormImagenet
 
 _NORMS = {
@@ -23,7 +23,7 @@ _PRINTED = {
 }
 _PANELS = {
     case: variants(
-        IternormImagenet(), {case: {"net": case.lower().replace("res-", "resnet")}}, {n: _NORMS[n] for n in printed}
+        IternormImagenet(), {case: {"net": case.lower().replace("-", "net")}}, {n: _NORMS[n] for n in printed}
     )[case]
     for case, printed in _PRINTED.items()
 }
@@ -31,12 +31,7 @@ _PANELS = {
 EXPERIMENT = entry(
     "iternorm-imagenet",
     _PANELS,
-    tuple(
-        lower_error(f"{name}, {case}", f"BN, {case}", f"BN {printed['BN']} %, {name} {error} %")
-        for case, printed in _PRINTED.items()
-        for name, error in printed.items()
-        if name != "BN"
-    ),
+    below_bn(_PRINTED),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
     smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
     seeds=1,

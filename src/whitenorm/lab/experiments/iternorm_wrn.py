@@ -6,20 +6,17 @@ WRN-16-1 on 10,000 images for 6 epochs. Command: ``whitenorm reproduce iternorm-
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.classification import below_bn, entry, variants
 from whitenorm.lab.training.presets.iternorm import IternormWrn
 
 _CASES = {"WRN-28-10": {}, "WRN-40-10": {"net": "wrn-40-10"}}
-_PRINTED = {"WRN-28-10": (3.89, 3.56), "WRN-40-10": (3.82, 3.59)}
+_PRINTED = {"WRN-28-10": {"BN": 3.89, "IterNorm": 3.56}, "WRN-40-10": {"BN": 3.82, "IterNorm": 3.59}}
 _HERE = {"cases": ["WRN-28-10"], "nets": {"wrn-28-10": "wrn-16-1"}}
 
 EXPERIMENT = entry(
     "iternorm-wrn",
     variants(IternormWrn(), _CASES, {"BN": {"norm": "bn"}, "IterNorm": {}}),
-    tuple(
-        lower_error(f"IterNorm, {case}", f"BN, {case}", f"BN {bn} %, IterNorm {iternorm} %")
-        for case, (bn, iternorm) in _PRINTED.items()
-    ),
+    below_bn(_PRINTED),
     reduced={**_HERE, "train_images": 10000, "test_images": 5000, "epochs": 6},
     smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
     seeds=5,
