@@ -192,6 +192,13 @@ def test_group_whitening_of_vectors_has_values_in_every_group():
     assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
 
 
+@pytest.mark.parametrize("where", ["all", "s1-b2", "sw-cifar"])
+def test_features_before_the_classifier_go_with_every_recipe(where):
+    without, with_features = (recipes.plan(ResNet(), "bw-sigma", one) for one in (where, f"{where}+df"))
+    assert [change.name for change in with_features] == [*(change.name for change in without), "fc"]
+    assert isinstance(with_features[-1].new[0], whitenorm.BatchWhitening)
+
+
 def test_one_module_in_two_places_stays_one():
     norm = nn.BatchNorm2d(4)
     model = nn.Sequential(norm, nn.ModuleList([norm]), nn.ReLU())

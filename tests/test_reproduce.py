@@ -1,5 +1,6 @@
 """Experiments: the rule of verdicts, files that survive an interruption, and every entry at smoke scale."""
 
+import dataclasses
 import io
 import json
 import math
@@ -15,8 +16,8 @@ from whitenorm.cli import main
 from whitenorm.lab.reproduce.experiment import Claim, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Results, Run, Store
-from whitenorm.lab.reproduce.runner import reproduce
-from whitenorm.lab.reproduce.verdicts import alike, at_most, every, exactly, lower
+from whitenorm.lab.reproduce.runner import judge_again, reproduce
+from whitenorm.lab.reproduce.verdicts import alike, at_most, every, exactly, lower, not_run
 
 NAMES = ("one", "other")
 
@@ -183,11 +184,38 @@ def test_an_interrupted_call_goes_on(experiment, tmp_path):
     assert seen[-1] == (9, 9)
 
 
+def test_judge_again_runs_nothing(experiment, tmp_path):
+    """New claims of runs that were made; where and when they were made stays."""
+    made, calls = experiment
+    before = reproduce(made, tmp_path)
+    del calls[:]
+    claim = Claim("2 below 1", "no", lambda r: lower(r.values("value", size=2), r.values("value", size=1), NAMES))
+    (tmp_path / "mine" / "default.partial.jsonl").write_text("of another call\n")
+    after = judge_again(dataclasses.replace(made, claims=(claim,)), tmp_path)
+    assert calls == []
+    assert [claim["verdict"] for claim in after["claims"]] == ["not held"]
+    assert {**after, "claims": 0} == {**before, "claims": 0}
+    assert Store(tmp_path, "mine", "default").read()["claims"] == after["claims"]
+    assert (tmp_path / "mine" / "default.partial.jsonl").exists()
+    with pytest.raises(ValueError, match="got none"):
+        judge_again(made, tmp_path / "empty")
+
+
+def test_not_run():
+    yes = exactly(True, "1")
+    assert every(yes, not_run()).verdict == "not run"
+    assert every(yes, not_run(), exactly(False, "2")).verdict == "not held"
+
+
 def test_command(tmp_path, capsys, monkeypatch):
     # Wide enough for no cell to be wrapped.
     monkeypatch.setenv("COLUMNS", "250")
     assert main(["reproduce", "gw-constraints", "--scale", "smoke", "--out", str(tmp_path)]) == 0
     assert "held" in capsys.readouterr().out
+    assert main(["reproduce", "gw-constraints", "--judge", "--scale", "smoke", "--out", str(tmp_path)]) == 0
+    assert "held" in capsys.readouterr().out
+    assert main(["reproduce", "gw-constraints", "--judge", "--out", str(tmp_path)]) == 1
+    assert "run it without --judge" in capsys.readouterr().err
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "not run" in printed

@@ -84,7 +84,7 @@ def test_every_experiment_is_of_a_known_paper():
 
 def test_index_counts_and_lists_all(site):
     page = Page(site / "index.html")
-    assert "5 claims of 2 experiments: 2 held, 2 not held, 1 not decided." in page.text
+    assert "5 claims of 2 experiments: 2 held, 2 not held, 1 not decided, 0 not run." in page.text
     for experiment in EXPERIMENTS.values():
         assert experiment.id in page.text
     for words in ("Welch's t-test", "P<x>, 2 threads, torch 2", "aaaaaaaaaa", "2026-01-02", "3.0 min", "default"):
@@ -98,12 +98,12 @@ def test_what_was_not_run_is_listed(results, tmp_path):
     missing = len(EXPERIMENTS) - 1
     assert summary(outcomes).endswith(f" {missing} experiment{'s' * (missing > 1)} not run.")
     text = Page(tmp_path / "site/index.html").text
-    assert "dbn-axis-swapDBN fig. 2–––not run" in text
+    assert "dbn-axis-swapDBN fig. 2––––not run" in text
     assert summary(outcomes) in text
     page = Page(tmp_path / "site/dbn.html")
     assert "Not run at default scale." in page.text
     assert "img" not in page.found
-    assert "| – | – | – | not run |" in claims.markdown(outcomes, "default")
+    assert "| – | – | – | – | not run |" in claims.markdown(outcomes, "default")
 
 
 def test_paper_page_has_claims_with_verdicts(site):
@@ -213,7 +213,7 @@ def test_readme(results, tmp_path):
     assert once.endswith("\nafter\n")
     assert "stale" not in once
     assert f"**{summary(gather(results, 'default'))}**" in once
-    assert "| DBN fig. 2 | `dbn-axis-swap`: PCA against ZCA whitening of perceptrons | 2 | 1 | 1 | 1.5 min |" in once
+    assert "| DBN fig. 2 | `dbn-axis-swap`: PCA against ZCA whitening of perceptrons | 2 | 1 | 1 | 0 | 1.5 min |" in once
     failed = [line for line in once.splitlines() if line.startswith("- ")]
     assert len(failed) == 2
     assert r"\<script\>alert(1)\</script\> & " in failed[0]

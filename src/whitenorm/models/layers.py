@@ -108,7 +108,7 @@ def features(layer: LayerLike, width: int, like: Tensor) -> nn.Module:
         return _made(layer, width).to(device=like.device, dtype=like.dtype)
     if layer in ("sw", "sw5", "iw"):
         raise ValueError(
-            f'expected a layer for vectors in where="l1+df" (got {layer!r}, which whitens over the positions of a '
+            f'expected a layer for vectors in where="…+df" (got {layer!r}, which whitens over the positions of a '
             'sample); use "iternorm", "dbn", "bw-sigma" or "gw"'
         )
     options: dict[str, Any] = {"affine": False, "device": like.device, "dtype": like.dtype}

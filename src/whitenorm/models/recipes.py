@@ -2,7 +2,8 @@
 
 ======================  ===============================================================================================
 ``"l1"``                the first norm (DBN, IterNorm)
-``"l1+df"``             the first norm, and a whitening of the pooled features before the classifier (IterNorm)
+``"l1+df"``             the first norm, and a whitening of the pooled features before the classifier (IterNorm);
+                        ``"+df"`` goes with every name here (GW, table A1)
 ``"full"``              every norm
 ``"s1"``                the first norm (GW)
 ``"s1-b1"``             the first norm, and the first of every residual block; ``"s1-b2"`` and ``"s1-b3"`` likewise
@@ -70,7 +71,8 @@ def plan(model: nn.Module, layer: LayerLike, where: Where = "all", keep_eps: boo
     """
     check_layer(layer)
     norms = find_norms(model)
-    chosen, why = _choose(model, norms, where)
+    decorrelates = isinstance(where, str) and where.endswith(_FEATURES)
+    chosen, why = _choose(model, norms, where.removesuffix(_FEATURES) if isinstance(where, str) else where)
     if not chosen:
         listed = "\n".join(f"  {name or '(the model)'}: {norm.module}" for name, norm in norms.items())
         raise ValueError(
@@ -78,8 +80,8 @@ def plan(model: nn.Module, layer: LayerLike, where: Where = "all", keep_eps: boo
             f"{listed or '  none that whitenorm knows: BatchNorm, GroupNorm or LayerNorm'}"
         )
     changes = [Change(name, norms[name].module, make(layer, norms[name], keep_eps), why) for name in chosen]
-    if where == "l1+df":
-        changes.append(_before_classifier(model, layer))
+    if decorrelates:
+        changes.append(_before_classifier(model, layer, where))
     return Plan(changes)
 
 
@@ -91,7 +93,7 @@ def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[lis
     if where in ("all", "full"):
         return list(norms), "all norms"
     first = next(iter(norms), None)
-    if where in ("l1", "l1+df", "s1"):
+    if where in ("l1", "s1"):
         return [] if first is None else [first], "the first norm"
     blocks = residual_blocks(model) if where in (*_BLOCKS, *_NUMBERS) else []
     if where in _BLOCKS:
@@ -100,10 +102,14 @@ def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[lis
         numbered = [first, *(name for names in blocks for name in names if name != first)]
         numbers = _NUMBERS[where]
         return [name for i, name in enumerate(numbered, 1) if name is not None and numbers(i)], f"recipe {where}"
-    known = ", ".join(f'"{name}"' for name in ("all", "full", "l1", "l1+df", "s1", *_BLOCKS, *_NUMBERS))
-    raise ValueError(f"expected where to be one of {known}, or a filter (module, name) -> bool (got {where!r})")
+    known = ", ".join(f'"{name}"' for name in ("all", "full", "l1", "s1", *_BLOCKS, *_NUMBERS))
+    raise ValueError(
+        f'expected where to be one of {known}, each also with "+df", or a filter (module, name) -> bool (got {where!r})'
+    )
 
 
+# The last linear layer's input is decorrelated too.
+_FEATURES = "+df"
 _SHORTCUTS = ("downsample", "shortcut", "skip")
 # Which norms of each block, counted from one.
 _BLOCKS = {"s1-b1": (1,), "s1-b2": (2,), "s1-b3": (3,), "s1-b12": (1, 2)}
@@ -160,13 +166,13 @@ def _is_norm(module: nn.Module) -> bool:
     return norm is not None and norm.kind != "whitening"
 
 
-def _before_classifier(model: nn.Module, layer: LayerLike) -> Change:
+def _before_classifier(model: nn.Module, layer: LayerLike, where: Where) -> Change:
     """The last linear layer, behind a whitening of its input."""
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(
-            f'expected a linear classifier for where="l1+df" (got {type(model).__name__} without a linear layer); '
-            'use where="l1"'
+            f"expected a linear classifier for where={where!r} (got {type(model).__name__} without a linear layer); "
+            f'leave out "{_FEATURES}"'
         )
     name, classifier = linear[-1]
     new = features(layer, classifier.in_features, classifier.weight).train(classifier.training)

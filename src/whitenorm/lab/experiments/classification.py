@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from whitenorm.lab.data import ROOT_VARIABLE, root_folder
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower
+from whitenorm.lab.reproduce.verdicts import Judgement, every, lower, not_run
 from whitenorm.lab.training import DivergenceError, Outcome, Train
 
 Panels = Mapping[str, Mapping[str, Train]]
@@ -41,15 +41,28 @@ def variants(
 
 def lower_error(small: str, large: str, paper: str, which: str = "test_error") -> Claim:
     """That one variant's last error is below another's."""
+    words = which.replace("_", " ")
+    return Claim(f"{small} has a lower {words} than {large}", paper, errors_below([(small, large)], which))
+
+
+def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Results], Judgement]:
+    """Judges that of each pair of variants the first has the lower last error."""
+
+    def part(results: Results, small: str, large: str) -> Judgement:
+        if not {small, large} <= set(results.levels("variant")):
+            return not_run()
+        return lower(last(results, which, small), last(results, which, large), (small, large))
 
     def judge(results: Results) -> Judgement:
-        if not {small, large} <= set(results.levels("variant")):
-            return Judgement("not decided", "not run", "not part of this scale")
-        ends = [[curve[-1] for curve in results.values(which, variant=name)] for name in (small, large)]
-        return lower(ends[0], ends[1], (small, large))
+        parts = [part(results, *pair) for pair in pairs]
+        return parts[0] if len(parts) == 1 else every(*parts)
 
-    words = which.replace("_", " ")
-    return Claim(f"{small} has a lower {words} than {large}", paper, judge)
+    return judge
+
+
+def last(results: Results, which: str, variant: str) -> list[float]:
+    """The last value of a curve, a seed."""
+    return [curve[-1] for curve in results.values(which, variant=variant)]
 
 
 def below_bn(printed: Mapping[str, Mapping[str, float]]) -> tuple[Claim, ...]:

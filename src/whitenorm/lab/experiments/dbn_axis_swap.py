@@ -3,8 +3,9 @@
 Paper: MNIST, MLPs of 2 and 4 layers with 100 units in each hidden layer, full-batch gradient descent, the best of the
 learning rates {0.1, 0.5, 1, 5} by training loss. PCA is clearly worse than no whitening and at 4 layers like guessing;
 ZCA is clearly better than both. The classifier counts as a layer, as in the paper's "5-layer MLP" of four hidden ones.
-Not stated there: the number of steps, ε (here 1e-3), and how images are scaled (here [0, 1] less the mean image).
-Default scale: a twelfth of the images, 100 steps. Command: ``whitenorm reproduce dbn-axis-swap --data ROOT``.
+Not stated there: the number of steps, ε (here 1e-3), γ and β (here none), and how images are scaled (here [0, 1] less
+the mean image). Default scale: a twelfth of the images, 100 steps. Command:
+``whitenorm reproduce dbn-axis-swap --data ROOT``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike
 
 _PLAIN: Settings = {"norm": "plain"}
-_PCA: Settings = {"norm": "DBN-PCA", "eps": 1e-3}
-_ZCA: Settings = {"norm": "DBN-ZCA", "eps": 1e-3}
+_PCA: Settings = {"norm": "DBN-PCA", "eps": 1e-3, "affine": False}
+_ZCA: Settings = {"norm": "DBN-ZCA", "eps": 1e-3, "affine": False}
 _CHANCE = 90.0
 
 

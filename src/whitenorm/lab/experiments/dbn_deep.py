@@ -1,13 +1,14 @@
 """DBN figure 6a: nets without shortcuts train deeper with DBN than with BN.
 
 Paper: S-plain of 20, 32 and 44 layers of width 48 on CIFAR-10, batch 128, lr 0.1 divided by 5 at epochs 80 and 120 of
-160; with depth, BN's training accuracy falls and DBN's falls less. The default scale has width 16, 4,000 images and 6
-epochs. Command: ``whitenorm reproduce dbn-deep --data ROOT``.
+160; with depth, BN's training accuracy falls and DBN's falls less. Not stated there: augmentation, and the size of
+DBN's groups (here 16). The default scale has width 16, 4,000 images and 6 epochs. Command:
+``whitenorm reproduce dbn-deep --data ROOT``.
 """
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.classification import entry, last, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
@@ -20,10 +21,7 @@ def _degrades(results: Results) -> Judgement:
     """What the training error gains from 20 to 44 layers, seed by seed."""
     gains = {}
     for norm in ("DBN", "BN"):
-        ends = [
-            [curve[-1] for curve in results.values("train_error", variant=f"{norm}, {depth} layers")]
-            for depth in (20, 44)
-        ]
+        ends = [last(results, "train_error", f"{norm}, {depth} layers") for depth in (20, 44)]
         gains[norm] = [deep - shallow for shallow, deep in zip(*ends, strict=True)]
     return lower(gains["DBN"], gains["BN"], ("DBN's rise", "BN's rise"))
 

@@ -27,7 +27,6 @@ EXPERIMENT = entry(
     below_bn(_PRINTED),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
     smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
-    seeds=1,
     paper="DBN",
     where="table 3",
     title="Residual nets on ImageNet, first norm only",

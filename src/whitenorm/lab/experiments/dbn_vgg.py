@@ -1,8 +1,10 @@
 """DBN figure 5: VGG-A on CIFAR-10 with DBN against BN, under SGD, Adam, ELU, and the norm after ReLU.
 
-Paper: batch 256, momentum 0.9, weight decay 5e-4, the learning rate of a grid, halved every T steps; DBN without γ and
-β, groups of 16. The test error falls by 0.61, 1.34, 1.44 and 0.38 points. The default scale has a net of a quarter of
-the width, 10,000 images and 6 epochs. Command: ``whitenorm reproduce dbn-vgg --data ROOT``.
+Paper: batch 256, momentum 0.9, weight decay 5e-4, the learning rate, halved every T steps, and T of a grid by the error
+on 5,000 held-out images; DBN without γ and β, groups of 16. Here both norms have one point of that grid, lr 1 and T
+2,000 for SGD, 0.01 for Adam, for the text does not tell which was chosen. The test error falls by 0.61, 1.34, 1.44 and
+0.38 points. The default scale has a net of a quarter of the width, 10,000 images, 5,000 test images and 6 epochs.
+Command: ``whitenorm reproduce dbn-vgg --data ROOT``.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ _POINTS = {"SGD": 0.61, "Adam": 1.34, "ELU": 1.44, "norm after ReLU": 0.38}
 EXPERIMENT = entry(
     "dbn-vgg",
     variants(DbnVgg(), _CASES, {"BN": {"norm": "bn", "affine": True}, "DBN": {}}),
-    tuple(
-        lower_error(f"DBN, {case}", f"BN, {case}", f"by {points} points of test error")
-        for case, points in _POINTS.items()
+    (
+        *(
+            lower_error(f"DBN, {case}", f"BN, {case}", f"by {points} points of test error")
+            for case, points in _POINTS.items()
+        ),
+        *(lower_error(f"DBN, {case}", f"BN, {case}", "a picture: converges faster", "train_error") for case in _POINTS),
     ),
     reduced={"width": 16, "train_images": 10000, "test_images": 5000, "epochs": 6},
     smoke={"width": 4, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},

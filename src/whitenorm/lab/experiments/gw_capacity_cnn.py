@@ -130,7 +130,7 @@ EXPERIMENT = Experiment(
         Claim("GN with as many groups as channels is below Base", "worse at g = d = 16", _below_base("gn")),
         Claim("GN's gain over Base is larger in the deeper net", "amplified with depth", _deeper_more("gn")),
         Claim("BN falls in batches of 2", "significantly degenerated", _falls("bn")),
-        Claim("BN in batches of 2 is below Base", "worse at m = 2 and 4", _below_base("bn")),
+        Claim("BN in batches of 2 is below Base", "worse at m = 2 and 4; judged at 2", _below_base("bn")),
         Claim("BN's gain over Base is larger in the deeper net", "amplified with depth", _deeper_more("bn")),
     ),
     scales={

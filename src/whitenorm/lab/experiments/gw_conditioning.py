@@ -1,8 +1,9 @@
 """GW figures 2 and A3: how well-conditioned activations are after GN, GW and BN, over the group number.
 
 Paper: activations X of 256 features and 1024 samples, from MLPs of 1 to 4 layers at their random start on Gaussian
-input; κ_90 and κ_80 of the covariance of the normalised output. GW is far below GN, both fall with the group number,
-BN is below both. Command: ``whitenorm reproduce gw-conditioning``. The default scale is the paper's, with 5 seeds.
+input; κ_90 and κ_80 of the covariance of the normalised output. GW is far below GN, both fall with the group number, BN
+is below both, BW's is 1. GW and BW whiten by ZCA. Command: ``whitenorm reproduce gw-conditioning``. The default scale
+is the paper's, with 5 seeds.
 
 The text leaves two things open. X is taken before an activation function, where norms stand. "Covariance" is read both
 ways that are in use: about the mean, and as second moments E[xxᵀ], in which the mean counts too. GN and GW make each
@@ -24,18 +25,19 @@ from matplotlib.ticker import NullLocator
 from torch import Tensor, nn
 
 from whitenorm.diagnostics import condition_number
-from whitenorm.functional import group_whitening
+from whitenorm.functional import batch_whitening, group_whitening
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower
+from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower
 
 _METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "base": lambda x, groups: x,
     "BN": lambda x, groups: F.batch_norm(x, None, None, training=True),
     "GN": F.group_norm,
     "GW": lambda x, groups: group_whitening(x, groups, solver="zca"),
+    "BW": lambda x, groups: batch_whitening(x, training=True, eps=0.0, solver="zca"),
 }
 _PERCENTS = (90, 80)
 _READINGS = {"covariance": "covariance about the mean", "moments": "second moments"}
@@ -137,6 +139,13 @@ def _batch_below(reading: str, depths: tuple[int, ...]) -> Callable[[Results], J
     return judge
 
 
+def _is_one(results: Results) -> Judgement:
+    """The largest of all log10 κ of BW is as good as zero."""
+    found = results.where(method="BW")
+    largest = max(abs(value) for run in found for value in run.values.values())
+    return exactly(largest < 1e-6, f"log10 κ within {largest:.1g} of 0")
+
+
 def _claims(reading: str) -> tuple[Claim, ...]:
     name = _READINGS[reading]
     rule = "log10 κ, mean over group numbers and of κ_90 and κ_80, at every depth"
@@ -185,7 +194,10 @@ EXPERIMENT = Experiment(
     where="fig. 2, A3",
     title="Conditioning of activations after GN, GW and BN",
     cost="20 s",
-    claims=tuple(claim for reading in _READINGS for claim in _claims(reading)),
+    claims=(
+        *(claim for reading in _READINGS for claim in _claims(reading)),
+        Claim("The condition number of BW is 1", "1", _is_one),
+    ),
     scales={
         "smoke": {"layers": [1, 2], "features": 32, "samples": 64, "groups": [1, 2, 4]},
         "default": {"layers": [1, 2, 3, 4], "features": 256, "samples": 1024, "groups": [1, 2, 4, 8, 16, 32]},

@@ -102,7 +102,7 @@ EXPERIMENT = Experiment(
         Claim("Ranges of m and g", "m ≥ 2, m ≥ (d+3)/2, g ≤ d/2, g ≤ (√(8d+9) - 3)/2", _ranges, exact=True),
         Claim(
             "Within the range there is a normalised output",
-            "eq. 12 asks for no more equations than values; m ≥ d and g ≤ √d advised for stability",
+            'the ranges are "to ensure a feasible solution"; m ≥ d and g ≤ √d advised for stability',
             _enough,
             exact=True,
             otherwise="Centred values have a rank below their number, so whitening d features needs m > d.",

@@ -34,7 +34,6 @@ EXPERIMENT = entry(
     below_bn(_PRINTED),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
     smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
-    seeds=1,
     paper="IterNorm",
     where="tables 2 and 3",
     title="Residual nets on ImageNet",

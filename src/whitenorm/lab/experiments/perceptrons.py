@@ -1,8 +1,8 @@
 """What the experiments with perceptrons on MNIST share: norms by name, one run, and claims between tuned methods.
 
-The settings of a run have ``norm`` and what that norm takes (``eps``, ``group_size``, ``groups``, ``T``), the network
-(``hidden`` layers of ``width`` units), ``images`` of the training set, ``lr``, ``steps``, and where they are used
-``batch_size``, ``points`` of the curves and ``test_images``.
+The settings of a run have ``norm`` and what that norm takes (``eps``, ``group_size``, ``affine``, ``groups``, ``T``),
+the network (``hidden`` layers of ``width`` units), ``images`` of the training set, ``lr``, ``steps``, and where they
+are used ``batch_size``, ``points`` of the curves and ``test_images``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def norm(settings: Settings, width: int) -> nn.Module:
     if name == "IterNorm":
         return whitenorm.IterNorm(width, width, settings["T"], eps)
     if name in _BATCH_WHITENING:
-        return whitenorm.BatchWhitening(width, settings.get("group_size"), _BATCH_WHITENING[name], eps)
+        affine = settings.get("affine", True)
+        return whitenorm.BatchWhitening(width, settings.get("group_size"), _BATCH_WHITENING[name], eps, affine=affine)
     raise ValueError(f"expected a norm of {', '.join(_NORMS)} (got {name!r})")
 
 
@@ -113,15 +114,10 @@ def below(value: str, one: Settings, other: Settings, by: str = "final_loss", ma
     return judge
 
 
-def edge(found: Results, over: str, level: Any, by: str) -> tuple[Results, Results]:
-    """The runs at one value of a setting, and those at the best of its other values."""
-    rest = Results(run for run in found if run.settings[over] != level)
-    return found.where(**{over: level}), rest.best(over, by)
-
-
 def rest_below(found: Results, over: str, level: Any, value: str, what: str) -> Judgement:
     """That the best of a setting's other values has lower numbers than this one."""
-    last, best = edge(found, over, level, value)
+    last, rest = found.where(**{over: level}), Results(run for run in found if run.settings[over] != level)
+    best = rest.best(over, value)
     names = f"{what}, {over} {best.levels(over)[0]}", f"{over} {level}"
     return lower(best.values(value), last.values(value), names)
 

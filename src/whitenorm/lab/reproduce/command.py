@@ -15,7 +15,7 @@ from whitenorm.lab.experiments import EXPERIMENTS, MISSING
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Store
-from whitenorm.lab.reproduce.runner import reproduce
+from whitenorm.lab.reproduce.runner import judge_again, reproduce
 
 
 @dataclass
@@ -32,6 +32,8 @@ class Reproduce:
     """Show all experiments: paper, figure, cost, data, and how the last run ended."""
     scale: Literal["smoke", "default", "paper"] = "default"
     """smoke takes seconds and decides nothing, default minutes on two cores, paper is the paper's own size."""
+    judge: bool = False
+    """Run nothing: judge and draw what was run, by the claims and figures of this version."""
     seeds: int | None = None
     """How many seeds instead of the experiment's own number."""
     data: Path | None = None
@@ -43,6 +45,8 @@ class Reproduce:
         unknown = [name for name in self.ids if name not in EXPERIMENTS]
         if unknown:
             raise ValueError(f"expected experiments of {', '.join(EXPERIMENTS)} (got {', '.join(unknown)})")
+        if self.judge and self.seeds is not None:
+            raise ValueError("expected --judge without --seeds (got both): it judges the seeds that were run")
         if self.seeds is not None and self.seeds < 1:
             raise ValueError(f"expected at least one seed (got {self.seeds})")
 
@@ -54,11 +58,16 @@ def run(options: Reproduce) -> None:
         console.print(table(options.out))
         return
     for name in options.ids:
-        with shown(f"{name} ({options.scale})", console) as watch:
-            content = reproduce(EXPERIMENTS[name], options.out, options.scale, options.seeds, options.data, watch)
-        console.print(verdicts(content))
+        console.print(verdicts(_content(EXPERIMENTS[name], options, console)))
         store = Store(options.out, name, options.scale)
         console.print(f"Results: {store.results}   Picture: {store.picture}\n")
+
+
+def _content(experiment: Experiment, options: Reproduce, console: Console) -> dict[str, Any]:
+    if options.judge:
+        return judge_again(experiment, options.out, options.scale)
+    with shown(f"{experiment.id} ({options.scale})", console) as watch:
+        return reproduce(experiment, options.out, options.scale, options.seeds, options.data, watch)
 
 
 def table(folder: Path) -> Table:

@@ -119,7 +119,6 @@ class Store:
         temporary = self.results.with_suffix(".json.tmp")
         temporary.write_text(f'{head},\n "runs": [\n  {lines}\n ]\n}}\n')
         temporary.replace(self.results)
-        self.forget()
 
     def read(self) -> dict[str, Any] | None:
         """What was written last, with the runs as Results; None when there is nothing."""

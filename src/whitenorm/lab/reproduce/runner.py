@@ -35,16 +35,39 @@ def reproduce(
     """
     store = Store(folder, experiment.id, scale)
     runs = _all_runs(experiment, store, scale, seeds or experiment.seeds[scale], data_root, watch)
+    made = {
+        "parameters": experiment.scales[scale],
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": sum(run.seconds for run in runs),
+        "machine": machine(),
+    }
+    content = _judge_and_draw(experiment, store, scale, made, runs)
+    store.forget()
+    return content
+
+
+def judge_again(experiment: Experiment, folder: Path, scale: str = "default") -> dict[str, Any]:
+    """Judge and draw the runs that there are, by the claims and figures of today; nothing is run."""
+    store = Store(folder, experiment.id, scale)
+    content = store.read()
+    if content is None:
+        raise ValueError(
+            f"expected results of {experiment.id} at {scale} scale in {folder} (got none); run it without --judge"
+        )
+    made = {name: content[name] for name in ("parameters", "finished", "seconds", "machine")}
+    return _judge_and_draw(experiment, store, scale, made, content["runs"])
+
+
+def _judge_and_draw(
+    experiment: Experiment, store: Store, scale: str, made: dict[str, Any], runs: Results
+) -> dict[str, Any]:
     content = {
         "experiment": experiment.id,
         "paper": experiment.paper,
         "where": experiment.where,
         "title": experiment.title,
         "scale": scale,
-        "parameters": experiment.scales[scale],
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": sum(run.seconds for run in runs),
-        "machine": machine(),
+        **made,
         "claims": [judged(claim, runs, scale) for claim in experiment.claims],
     }
     # The picture first: were it to fail, the runs are still there to go on from.
@@ -86,7 +109,7 @@ def _all_runs(
 def judged(claim: Claim, runs: Results, scale: str) -> dict[str, str]:
     """A claim with our numbers and the verdict."""
     judgement = claim.judge(runs)
-    if scale == "smoke" and not claim.exact:
+    if scale == "smoke" and not claim.exact and judgement.verdict != "not run":
         judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
     return {
         "claim": claim.text,

@@ -4,7 +4,8 @@ Numbers of several seeds are compared by Welch's t-test, one-sided, at 5 %, with
 held when the difference is in the claim's direction and significant, not held when it is in the other direction and
 significant, and not decided otherwise. A claim that two things are alike is held when they differ by less than a
 stated margin, both ways significant (two one-sided tests), and not held when they differ by more. A claim of several
-parts holds when all hold, and does not when one does not. Counts are compared as they are.
+parts holds when all hold, and does not when one does not. Counts are compared as they are. A claim about runs that a
+smaller scale leaves out is not run there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Literal
 
 from scipy import stats
 
-Verdict = Literal["held", "not held", "not decided"]
+Verdict = Literal["held", "not held", "not decided", "not run"]
 LEVEL = 0.05
 FEWEST_SEEDS = 3
+_WEAKEST_FIRST: tuple[Verdict, ...] = ("not held", "not run", "not decided", "held")
 # Of the parts of a claim, how many give their reasons.
 _REASONS = 3
 
@@ -98,10 +100,15 @@ def exactly(holds: bool, ours: str) -> Judgement:
     return Judgement("held" if holds else "not held", ours, "counted")
 
 
+def not_run() -> Judgement:
+    """Of a claim about runs that this scale does not have."""
+    return Judgement("not run", "–", "not part of this scale")
+
+
 def every(*parts: Judgement) -> Judgement:
     """A claim of several parts."""
     verdicts = {part.verdict for part in parts}
-    verdict: Verdict = "not held" if "not held" in verdicts else "not decided" if "not decided" in verdicts else "held"
+    verdict = next(one for one in _WEAKEST_FIRST if one in verdicts)
     leaves = tuple(leaf for part in parts for leaf in (part.parts or (part,)))
     deciding = [leaf.why for leaf in leaves if leaf.verdict == verdict]
     reasons = "; ".join(dict.fromkeys(deciding[:_REASONS])) + ("; …" if len(deciding) > _REASONS else "")

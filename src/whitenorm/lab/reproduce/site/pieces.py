@@ -10,7 +10,7 @@ from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome
 from whitenorm.lab.reproduce.verdicts import Verdict
 
 GENERATOR = '<meta name="generator" content="whitenorm report">'
-SIGNS: dict[Verdict, str] = {"held": "✓", "not held": "✗", "not decided": "?"}
+SIGNS: dict[Verdict, str] = {"held": "✓", "not held": "✗", "not decided": "?", "not run": "–"}
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -13,8 +13,8 @@ from whitenorm.lab.training.presets.iternorm import IternormImagenet
 class GwImagenet(IternormImagenet):
     """ImageNet ResNet-50 with GW as its first norm and the second of every block (GW, tab. 2 and 3).
 
-    Expected: top-1 accuracy 77.72 % (BN 76.23 %, GN 75.71 %, BW_Σ 77.21 %); --where s1 76.76, s1-b1 77.62, s1-b3 77.47,
-    s1-b12 77.45.
+    Expected: top-1 accuracy 77.72 % (BN 76.23 %, GN 75.71 %, BW_Σ 76.76 %, and 77.21 % with --where s1-b2+df); --where
+    s1 76.76, s1-b1 77.62, s1-b3 77.47, s1-b12 77.45.
     Cost: 3143 PFLOPs.
     Command: torchrun --nproc-per-node 2 -m whitenorm train gw-imagenet --dataset imagefolder:PATH
     """
@@ -48,7 +48,7 @@ class GwMlp(Train):
     Command: whitenorm train gw-mlp --batch-size 16
     """
 
-    net: str = "mlp-256-256-256"
+    net: str = "mlp-256-256-256-256"
     norm: str = "gw"
     dataset: str = "mnist"
     momentum: float = 0.0
