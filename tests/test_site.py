@@ -219,7 +219,7 @@ def test_readme(results, tmp_path):
     assert r"\<script\>alert(1)\</script\> & " in failed[0]
     assert "p = 0.01" in failed[0]
     rows = [line for line in once.splitlines() if line.startswith("| ")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {8}
 
 
 def test_readme_without_failures(tmp_path):
