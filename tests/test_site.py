@@ -213,7 +213,9 @@ def test_readme(results, tmp_path):
     assert once.endswith("\nafter\n")
     assert "stale" not in once
     assert f"**{summary(gather(results, 'default'))}**" in once
-    assert "| DBN fig. 2 | `dbn-axis-swap`: PCA against ZCA whitening of perceptrons | 2 | 1 | 1 | 0 | 1.5 min |" in once
+    assert (
+        "| DBN fig. 2 | `dbn-axis-swap`: PCA against ZCA whitening of perceptrons | 2 | 1 | 1 | 0 | 1.5 min |" in once
+    )
     failed = [line for line in once.splitlines() if line.startswith("- ")]
     assert len(failed) == 2
     assert r"\<script\>alert(1)\</script\> & " in failed[0]

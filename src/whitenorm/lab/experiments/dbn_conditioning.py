@@ -6,6 +6,9 @@ and 48, full-batch gradient descent, the best of the learning rates {0.1, 0.2, 0
 plain, DBN most so, although its step takes twice BN's time on CPUs. The paper prints no numbers for the curves.
 Command: ``whitenorm reproduce dbn-conditioning --data ROOT``.
 
+Not stated there: the length of training (here 3,000 steps), ε of the norms (1e-3 for DBN), the images in which NNN
+takes its statistics (2,000), and the groups of DBN (all features of a layer together).
+
 The default scale has all images and learning rates but 600 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
 The condition number is measured at the steps of the learning rate that was chosen, with batch statistics on all images.
 A Fisher matrix that is singular in float64, as with a unit that is never active, counts with the largest number that

@@ -6,8 +6,11 @@ batches of 256, the best of the learning rates {0.1, 0.2, 0.5, 1, 2} by training
 and DBN with groups of 16 converges faster in time than the other methods. The paper prints no numbers for the curves.
 Command: ``whitenorm reproduce dbn-group-size --data ROOT``.
 
-The default scale has all images, learning rates and group sizes but 4 epochs of 100, ε of {0.1, 1} and T of {50}, and
-3 seeds.
+Not stated there: the length of training (here 100 epochs), ε of the norms (1e-3 for DBN), and the images in which NNN
+takes its statistics (2,000).
+
+The default scale has all images, learning rates and group sizes but 4 epochs of 100, ε of {0.1, 1} and T of {50}, and 3
+seeds.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Paper: MNIST with random labels, batches of 16, 1,000 epochs, the best training 
 {0.001, 0.005, 0.01, 0.05, 0.1}. A linear classifier with a norm after its linear layer is below the one without
 ('Base'), and falls with the number of groups. A one-layer MLP of 256 units is below Base too, far below with too many
 groups. A four-layer MLP of 1,280 units is above Base unless there are too many, and GW's best is above GN's. GW is more
-sensitive to the number. What is normalised in the linear classifier are its ten outputs, in 1, 2 or 5 groups. Default
-scale: 2,000 images, more than a linear classifier can fit, 40 epochs, learning rates {0.01, 0.1}, and networks whose
-weights are to the images about as the paper's are: 30 units in one layer, 120 in four. The middle one of their group
-numbers is the largest below √d, up to which the paper advises GW. With more groups than values in a group nothing can
-be white: GW then only comes near it, while GN in groups of two leaves signs alone. What does not fit the labels after
-so few epochs may be slow as well as unable to. The paper's CNNs are ``gw-capacity-cnn``. Command:
-``whitenorm reproduce gw-capacity --data ROOT``.
+sensitive to the number. What is normalised in the linear classifier are its ten outputs, in 1, 2 or 5 groups. Not
+stated there: the group numbers, and GW's matrix (here Newton's, T = 5). Default scale: 2,000 images, more than a linear
+classifier can fit, 40 epochs, learning rates {0.01, 0.1}, and networks whose weights are to the images about as the
+paper's are: 30 units in one layer, 120 in four. The middle one of their group numbers is the largest below √d, up to
+which the paper advises GW. With more groups than values in a group nothing can be white: GW then only comes near it,
+while GN in groups of two leaves signs alone. What does not fit the labels after so few epochs may be slow as well as
+unable to. The paper's CNNs are ``gw-capacity-cnn``. Command: ``whitenorm reproduce gw-capacity --data ROOT``.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Paper: CIFAR-10, n convolutions of 16 channels, average pooling and a linear layer; SGD with momentum 0.9, 160 epochs,
 the learning rate divided by 5 at 60 and 120, the best training accuracy among {0.001, 0.01, 0.05, 0.1, 0.5}; GN with
 batches of 256. GN is worse than no norm ('Base') with as many groups as channels, BN with batches of 2 or 4; both gain
-more the deeper the net. Not stated there: the depths (here 2, 4, 8 and 16) and the batch size of Base beside BN (here
-BN's). Default scale: 1,000 images, 10 epochs, depths 2 and 6, learning rates {0.01, 0.1}, GN with batches of 32.
-Training errors are those of the last epoch's steps. Command: ``whitenorm reproduce gw-capacity-cnn --data ROOT``.
+more the deeper the net. Not stated there: the depths (here 2, 4, 8 and 16), the batch size of Base beside BN (here
+BN's), and weight decay (here none). Default scale: 1,000 images, 10 epochs, depths 2 and 6, learning rates {0.01, 0.1},
+GN with batches of 32. Training errors are those of the last epoch's steps. Command:
+``whitenorm reproduce gw-capacity-cnn --data ROOT``.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
 Paper: 60,000 samples of a Gaussian. At B = 1024, over d = 2, 4, …, 512, the condition number of the output's covariance
 and the SND of BN, DBN and IterNorm with T = 5 and other steps; then SND over B at d = 128, and over d at B = 2;
 averages of 10 runs. DBN has condition number 1 and by far the largest SND at high d; IterNorm is better conditioned
-than BN with a smaller SND than DBN, and both grow with T. The figures have no printed numbers.
-Command: ``whitenorm reproduce iternorm-snd``. The default scale has 5 runs and fewer batches for each SND. The Gaussian
-has covariance I, ε is 1e-5 for all, and whitening is of all features at once.
+than BN with a smaller SND than DBN, and both grow with T. The figures have no printed numbers. Command:
+``whitenorm reproduce iternorm-snd``. The default scale has 5 runs, fewer batches and fewer samples for each SND. Not
+stated there: the Gaussian's covariance (here I), ε (1e-5 for all), and how many batches and samples SND is taken over.
+Whitening is of all features at once.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ class DbnVgg(Train):
 class DbnDeep(Train):
     """S-plain of 20, 32 and 44 layers, width 48, on CIFAR-10 with DBN (DBN, fig. 6a).
 
-    Expected: with depth, training accuracy falls less than with BN (--norm bn --affine); the paper shows curves.
+    Expected: with depth, training accuracy falls less than with BN (--norm bn --affine); the paper shows curves. It
+    does not state augmentation, nor the size of DBN's groups.
     Cost: 8.1 PFLOPs.
     Command: whitenorm train dbn-deep --net s-plain-44
     """
@@ -54,7 +55,8 @@ class DbnDeep(Train):
 class DbnRate(DbnDeep):
     """S-plain of width 42 at learning rate 0.4 on CIFAR-10 with DBN (DBN, fig. 6b).
 
-    Expected: training accuracy well above BN's (--norm bn --affine); the paper shows curves.
+    Expected: training accuracy well above BN's (--norm bn --affine); the paper shows curves. It does not state depth
+    and epochs, nor groups of DBN that divide 42: here 14.
     Cost: 7.8 PFLOPs.
     Command: whitenorm train dbn-rate
     """
@@ -70,7 +72,7 @@ class DbnResnet(Train):
     """CIFAR ResNet with DBN-scale as its first norm (DBN, tab. 1).
 
     Expected: test error 7.77 % (BN 7.94 %) at 20 layers, 6.94 (7.31) at 32, 6.83 (7.17) at 44, 6.49 (7.21) at 56, mean
-    of 5 seeds. DBN-L1 (--no-affine): 7.94, 7.28, 6.87, 6.63.
+    of 5 seeds. DBN-L1 (--no-affine): 7.94, 7.28, 6.87, 6.63. The schedule is that of the code it cites.
     Cost: 2.0 PFLOPs.
     Command: whitenorm train dbn-resnet --net resnet56
     """
@@ -89,7 +91,7 @@ class DbnWrn(Train):
     """Wide residual net on CIFAR with DBN-scale as its first norm (DBN, tab. 2).
 
     Expected: test error on CIFAR-10 3.79 % (BN 3.99 %), with wrn-40-10 3.74 (3.80); on CIFAR-100 (--dataset cifar100)
-    18.36 (18.75) and 18.27 (18.7), mean of 5 seeds.
+    18.36 (18.75) and 18.27 (18.7), mean of 5 seeds. The schedule is that of the code it cites.
     Cost: 315 PFLOPs.
     Command: whitenorm train dbn-wrn --net wrn-40-10
     """

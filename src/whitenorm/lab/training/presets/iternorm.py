@@ -14,7 +14,7 @@ class IternormVgg(Train):
 
     Expected: test error 0.79 points below BN's (--norm bn) and 0.22 below DBN's (--norm dbn --group-size 16); batch
     1024 at lr 0.4: 0.53 and 0.37; batch 16 at lr 0.0125: 1.11 and 1.05; lr 1: 0.75 and 0.58, mean of 3 seeds. T
-    (--newton-steps) 0 and 7 are worst; the group size makes little difference.
+    (--newton-steps) 0 and 7 are worst; the group size makes little difference. Momentum and weight decay are not given.
     Cost: 19.1 PFLOPs.
     Command: whitenorm train iternorm-vgg
     """
