@@ -23,6 +23,8 @@ from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, every, lower, not_run
 from whitenorm.lab.training import DivergenceError, Outcome, Train
 
+# Training images of CIFAR.
+_CIFAR = 50000
 Panels = Mapping[str, Mapping[str, Train]]
 
 
@@ -110,6 +112,7 @@ def entry(
     return Experiment(
         id=id,
         claims=claims,
+        reduction=_reduction(next(iter(next(iter(panels.values())).values())), reduced),
         scales={"smoke": smoke, "default": reduced, "paper": {}},
         seeds={"smoke": 1, "default": 3, "paper": seeds},
         plan=plan,
@@ -117,6 +120,14 @@ def entry(
         draw=draw,
         **facts,
     )
+
+
+def _reduction(config: Train, reduced: Settings) -> str:
+    """How much of the paper's training there is, where the number of its images is known."""
+    if "train_images" not in reduced:
+        return ""
+    share = reduced["epochs"] / config.epochs * reduced["train_images"] / _CIFAR
+    return f"Trained here on {100 * share:.1g} % of the images that the paper's nets see."
 
 
 def smaller(config: Train, changes: Settings) -> Train:
@@ -132,7 +143,7 @@ def smaller(config: Train, changes: Settings) -> Train:
     """
     changes = dict(changes)
     share = changes.get("epochs", config.epochs) / config.epochs
-    images = changes.get("train_images", 50000) / 50000
+    images = changes.get("train_images", _CIFAR) / _CIFAR
     if "group_share" in changes:
         changes["group_size"] = max(1, round(changes.pop("group_share") * (config.group_size or 1)))
     changes["net"] = changes.pop("nets", {}).get(config.net, config.net)

@@ -111,7 +111,7 @@ def verdicts(content: dict[str, Any]) -> Table:
     for heading in ("claim", "paper", "here", "verdict"):
         view.add_column(heading, overflow="fold")
     for claim in content["claims"]:
-        reason = EXPERIMENTS[content["experiment"]].reason(claim)
+        reason = EXPERIMENTS[content["experiment"]].reason(claim, content["scale"])
         verdict = f"{claim['verdict']} ({claim['why']}) {reason}".strip()
         words = (claim["claim"], claim["paper"], claim["ours"], verdict)
         view.add_row(*map(escape, words))

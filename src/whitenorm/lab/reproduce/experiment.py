@@ -77,6 +77,8 @@ class Experiment:
     run: Callable[[Settings, Context], dict[str, Any]]
     draw: Callable[[Results], Figure]
     data: tuple[str, ...] = ()
+    reduction: str = ""
+    """What the default scale is short of, as a sentence: a reason for any claim that does not hold there."""
 
     def __post_init__(self) -> None:
         if set(self.scales) != set(SCALES) or set(self.seeds) != set(SCALES):
@@ -84,10 +86,12 @@ class Experiment:
                 f"expected scales and seeds of {self.id} for {', '.join(SCALES)} (got {list(self.scales)})"
             )
 
-    def reason(self, claim: dict[str, Any]) -> str:
+    def reason(self, claim: dict[str, Any], scale: str) -> str:
         """What is known of why a judged claim does not hold; nothing of one that does or is not decided."""
-        known = {one.text: one.otherwise for one in self.claims}
-        return known.get(claim["claim"], "") if claim["verdict"] == "not held" else ""
+        if claim["verdict"] != "not held":
+            return ""
+        known = {one.text: one.otherwise for one in self.claims}.get(claim["claim"], "")
+        return " ".join(text for text in (known, self.reduction if scale == "default" else "") if text)
 
 
 SCALES = ("smoke", "default", "paper")

@@ -43,8 +43,10 @@ class Outcome:
     @property
     def claims(self) -> list[dict[str, Any]]:
         """Each as it was judged: claim, paper, ours, verdict, why; and the reason, where one is known."""
-        judged = [] if self.content is None else self.content["claims"]
-        return [{**claim, "reason": self.experiment.reason(claim)} for claim in judged]
+        if self.content is None:
+            return []
+        scale = self.content["scale"]
+        return [{**claim, "reason": self.experiment.reason(claim, scale)} for claim in self.content["claims"]]
 
 
 def gather(folder: Path, scale: str) -> list[Outcome]:
