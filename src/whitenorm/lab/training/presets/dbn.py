@@ -15,7 +15,7 @@ class DbnVgg(Train):
     Expected: test error 0.61 points below BN's (--norm bn --affine). Adam (--optimizer adam --lr 0.01), ELU
     (--activation elu) and the norm after ReLU (--norm-last): 1.34, 1.44 and 0.38 points. The paper chose lr of
     {1, 2, 4, 8} and the interval of {1000, 2000, 4000, 8000} steps on 5,000 images held out, and gives neither the
-    choice nor the epochs.
+    choice nor the epochs. Its SGD, Torch's, scales the gradient by 1 - momentum unless told otherwise: 1 there is 0.1.
     Cost: 7.3 PFLOPs.
     Command: whitenorm train dbn-vgg
     """
@@ -25,7 +25,6 @@ class DbnVgg(Train):
     affine: bool = False
     normalize: Literal["channel", "pixel", "pixel-mean", "none"] = "pixel"
     batch_size: int = 256
-    lr: float = 1.0
     weight_decay: float = 5e-4
     schedule: Literal["constant", "step", "every", "cosine"] = "every"
     factor: float = 0.5
