@@ -187,7 +187,8 @@ def test_an_interrupted_call_goes_on(experiment, tmp_path):
 def test_judge_again_runs_nothing(experiment, tmp_path):
     """New claims of runs that were made; where and when they were made stays."""
     made, calls = experiment
-    before = reproduce(made, tmp_path)
+    reproduce(made, tmp_path)
+    before = Store(tmp_path, "mine", "default").read()
     del calls[:]
     claim = Claim("2 below 1", "no", lambda r: lower(r.values("value", size=2), r.values("value", size=1), NAMES))
     (tmp_path / "mine" / "default.partial.jsonl").write_text("of another call\n")

@@ -9,7 +9,7 @@ Command: ``whitenorm reproduce dbn-conditioning --data ROOT``.
 Not stated there: the length of training (here 3,000 steps), ε of the norms (1e-3 for DBN), the images in which NNN
 takes its statistics (2,000), and the groups of DBN (all features of a layer together).
 
-The default scale has all images and learning rates but 600 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
+The default scale has all images and learning rates but 400 steps of 3,000, ε of {0.1, 1} and T of {50}, and 3 seeds.
 The condition number is measured at the steps of the learning rate that was chosen, with batch statistics on all images.
 A Fisher matrix that is singular in float64, as with a unit that is never active, counts with the largest number that
 float64 can tell.
@@ -122,7 +122,7 @@ EXPERIMENT = Experiment(
     paper="DBN",
     where="fig. 3",
     title="Conditioning of the last layer's Fisher information",
-    cost="15 min",
+    cost="10 min",
     data=("yaleb",),
     claims=(
         Claim("NNN, LN, BN and DBN are better conditioned than plain", f"below; judged: {_LEVEL}", _better_than_plain),
@@ -153,8 +153,8 @@ EXPERIMENT = Experiment(
             "lrs": [0.1, 0.2, 0.5, 1, 2],
             "dampings": [0.1, 1],
             "intervals": [50],
-            "steps": 600,
-            "points": 60,
+            "steps": 400,
+            "points": 40,
             "fisher_every": 6,
             "batch_size": None,
         },

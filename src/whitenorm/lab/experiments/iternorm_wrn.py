@@ -2,7 +2,7 @@
 
 Paper: groups of 64, mean of 5 seeds: WRN-28-10 3.89 → 3.56, WRN-40-10 3.82 → 3.59; DBN's 3.79 and 3.74 there are those
 of its own paper, in ``dbn-wrn``. The schedule of 200 epochs is that of the code it cites. The default scale is WRN-16-1
-on 10,000 images, 5,000 test images, for 6 epochs. Command: ``whitenorm reproduce iternorm-wrn --data ROOT``.
+on 5,000 images, 5,000 test images, for 6 epochs. Command: ``whitenorm reproduce iternorm-wrn --data ROOT``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXPERIMENT = entry(
         *below_bn(_PRINTED),
         *(lower_error(f"IterNorm, {case}", f"BN, {case}", "fig. 8: trains faster", "train_error") for case in _CASES),
     ),
-    reduced={**_HERE, "train_images": 10000, "test_images": 5000, "epochs": 6},
+    reduced={**_HERE, "train_images": 5000, "test_images": 5000, "epochs": 6},
     smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
     seeds=5,
     paper="IterNorm",
