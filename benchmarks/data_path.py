@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from benchmarks.timing import interleaved, ratio, summarise
 from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset, Split
 from whitenorm.lab.machine import machine
+from whitenorm.lab.timing import interleaved, ratio, summarise
 from whitenorm.lab.training import Train, fit
 from whitenorm.lab.training.batches import Batch, TrainBatches, normalisation
 from whitenorm.lab.training.module import Classifier
