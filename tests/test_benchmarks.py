@@ -1,11 +1,14 @@
 """The benchmark suite: its rivals are what it says they are, and its report says what was measured."""
 
+import importlib
 import json
+import pkgutil
 
 import pytest
 import torch
 from cases import assert_close
 
+import benchmarks
 import whitenorm
 from benchmarks import layers, models, papers, report, solvers
 from whitenorm.cli import main
@@ -142,3 +145,9 @@ def test_grouped_product_is_a_grouped_convolution(shape):
     weight = product.matrix.reshape(12, 4, 1, 1)
     expected = torch.nn.functional.conv2d(x.reshape(*shape[:2], -1, 1), weight, groups=3).reshape(shape)
     assert torch.allclose(product(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(benchmarks.__path__)])
+def test_every_benchmark_imports(name):
+    if name != "__main__":
+        importlib.import_module(f"benchmarks.{name}")
