@@ -45,6 +45,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 6a",
     title="Deeper nets without shortcuts",
-    cost="12 min",
+    cost="40 min",
     data=("cifar10",),
 )

@@ -20,6 +20,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 6b",
     title="Four times the learning rate",
-    cost="3 min",
+    cost="16 min",
     data=("cifar10",),
 )

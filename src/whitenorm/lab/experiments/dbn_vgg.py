@@ -38,6 +38,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 5",
     title="VGG-A on CIFAR-10: optimizer, activation, place of the norm",
-    cost="8 min",
+    cost="29 min",
     data=("cifar10",),
 )

@@ -34,6 +34,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="table 2",
     title="Wide residual nets, first norm only",
-    cost="4 min",
+    cost="28 min",
     data=("cifar10",),
 )

@@ -156,7 +156,7 @@ EXPERIMENT = Experiment(
     paper="GW",
     where="fig. 1, A2",
     title="Accuracy over batch sizes and group numbers",
-    cost="12 min",
+    cost="20 min",
     data=("mnist",),
     claims=(
         Claim("BN falls at small batches", "test accuracy falls with the batch size", _falls("BN")),

@@ -124,7 +124,7 @@ EXPERIMENT = Experiment(
     paper="GW",
     where="fig. A4, A5",
     title="CNNs with GN and BN against none",
-    cost="15 min",
+    cost="25 min",
     data=("cifar10",),
     claims=(
         Claim("GN falls at as many groups as channels", "significantly degenerated", _falls("gn")),

@@ -55,6 +55,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 6",
     title="VGG on CIFAR-10: batch size and learning rate",
-    cost="10 min",
+    cost="23 min",
     data=("cifar10",),
 )

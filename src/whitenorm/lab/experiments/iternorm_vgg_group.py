@@ -41,6 +41,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 7b",
     title="Group size on VGG",
-    cost="5 min",
+    cost="22 min",
     data=("cifar10",),
 )

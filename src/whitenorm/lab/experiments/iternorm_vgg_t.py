@@ -31,6 +31,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 7a",
     title="Newton's steps T on VGG",
-    cost="5 min",
+    cost="26 min",
     data=("cifar10",),
 )

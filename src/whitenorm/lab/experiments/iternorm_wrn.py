@@ -27,6 +27,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="table 1",
     title="Wide residual nets",
-    cost="5 min",
+    cost="13 min",
     data=("cifar10",),
 )

@@ -36,8 +36,10 @@ def run(options: Report) -> None:
     console = Console()
     outcomes = gather(options.results, options.scale)
     write_site(outcomes, options.scale, options.out)
+    # All files before the first word: who reads only that, as head does, ends the command there.
+    if options.readme is not None:
+        write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
     console.print(summary(outcomes))
     console.print(f"Site: {options.out / 'index.html'}")
     if options.readme is not None:
-        write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
         console.print(f"Table of claims: {options.readme}")
