@@ -143,6 +143,22 @@ class Train:
         fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         return {**fields, "milestones": list(self.milestones)}
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Train:
+        """What :meth:`to_dict` gave; fields that an older version had not are at their defaults.
+
+        Example::
+
+            >>> config = Train(net="mlp-8", folder=Path("run"))
+            >>> Train.from_dict(config.to_dict()) == config
+            True
+        """
+        values = dict(content)
+        for name in ("data", "folder"):
+            values[name] = None if values.get(name) is None else Path(values[name])
+        values["milestones"] = tuple(values.get("milestones", ()))
+        return Train(**values)
+
 
 # What changes where and how a run is shown, but not its numbers.
 ASIDE = ("data", "workers", "folder", "progress", "checkpoint_epochs", "checkpoint_steps")

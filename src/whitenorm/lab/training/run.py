@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset
 from whitenorm.lab.training.checkpoints import newest_whole
 from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.folder import RunFolder
+from whitenorm.lab.training.folder import Description, RunFolder
+from whitenorm.lab.training.loading import build
 from whitenorm.lab.training.module import Classifier
 from whitenorm.lab.training.outcome import DivergenceError, Outcome
 from whitenorm.lab.training.progress import say
@@ -52,7 +52,7 @@ def fit(
     folder = None if config.folder is None else RunFolder(config.folder)
     checkpoint = None
     if folder is not None:
-        folder.claim(config, writes=rank == 0)
+        folder.check(config)
         done = folder.outcome()
         if done is not None:
             say(config, f"{folder.path} is done; its numbers are in outcome.json.")
@@ -61,11 +61,15 @@ def fit(
 
     torch.manual_seed(config.seed)
     batches = source(config, dataset, lambda: trainer.global_step, rank, world)
-    module = _module(_net(config, batches) if model is None else model, config, batches, world)
+    given = tuple(name for name, value in (("model", model), ("dataset", dataset)) if value is not None)
+    description = Description(batches.classes, batches.shape, given)
+    module = _module(build(config, description) if model is None else model, config, batches, world)
     parameters = sum(parameter.numel() for parameter in module.model.parameters())
     outcome = Outcome(config.to_dict(), batches.classes, parameters)
     with quiet():
         trainer = make_trainer(config, folder, len(batches.test) > 0, callbacks)
+        if folder is not None and rank == 0:
+            folder.claim(config, description)
         try:
             trainer.fit(module, batches.train, batches.test, ckpt_path=checkpoint)
             if len(batches.test) and module.history[-1].test_accuracy is None:
@@ -90,21 +94,6 @@ def _checkpoint(config: Train, folder: RunFolder) -> Path | None:
     if checkpoint is not None:
         say(config, f"Going on from {checkpoint}.")
     return checkpoint
-
-
-def _net(config: Train, batches: Source) -> nn.Module:
-    return nets.build(
-        config.net,
-        batches.classes,
-        config.norm,
-        config.where,
-        shape=batches.shape,
-        activation=config.activation,
-        width=config.width,
-        dropout=config.dropout,
-        norm_last=config.norm_last,
-        norm_options=config.norm_options(),
-    )
 
 
 def _module(model: nn.Module, config: Train, batches: Source, world: int) -> Classifier:
