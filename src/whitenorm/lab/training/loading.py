@@ -28,7 +28,7 @@ def load(run: Path | str) -> nn.Module:
         >>> import tempfile
         >>> from whitenorm.lab.training import Train, fit, load
         >>> folder = Path(tempfile.mkdtemp()) / "run"
-        >>> _ = fit(Train(net="mlp-16", norm="iternorm", dataset="digits", epochs=1, folder=folder, progress=False))
+        >>> _ = fit(Train(net="mlp-16", norm="iternorm", dataset="digits", epochs=1, folder=folder, quiet=True))
         >>> load(folder)[2]
         IterNorm(16, ...)
     """
