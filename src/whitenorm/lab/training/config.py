@@ -15,11 +15,13 @@ class Train:
     """
 
     net: str = "resnet20"
-    """mlp-128-64 (hidden widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, or a torchvision name."""
+    """mlp-128-64 (widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, timm:NAME, torchvision's."""
     width: int | None = None
     """Channels of s-plain (48), cnn (16), and of the first layers of vgg (64) and resnet (16)."""
     activation: str = "relu"
-    """relu, elu or tanh."""
+    """relu, elu, tanh or trelu (translated, with a threshold that is learnt)."""
+    init: Literal["he", "lecun"] = "he"
+    """The weights at the start: as in the nets' own codes, mostly He's, or LeCun's, as DBN's text has it."""
     norm_last: bool = False
     """In VGG nets, the norm after the activation."""
     dropout: float = 0.0
@@ -41,6 +43,8 @@ class Train:
     """The norm's ε; its own if not given."""
     affine: bool = True
     """Whether the placed norm has γ and β."""
+    bias: bool = True
+    """Whether it has β beside γ."""
 
     dataset: str = "cifar10"
     """mnist, fashion-mnist, cifar10, cifar100, yaleb, pie, digits, or imagefolder:PATH with train/ and val/ inside."""
@@ -54,6 +58,8 @@ class Train:
     """Of an image folder's crops."""
     train_images: int | None = None
     """Train on so many images, drawn by the seed; all if not given."""
+    validation_images: int = 0
+    """Hold so many of the training images out, drawn by the seed, and test on them too; the papers' 5,000."""
     test_images: int | None = None
     """Test on the first so many; all if not given."""
     workers: int = 2
@@ -100,6 +106,8 @@ class Train:
     """Batch statistics over all processes."""
     test_every: int = 1
     """Epochs between tests."""
+    recalibrate: int | None = None
+    """Before a test, population statistics from so many training images; 5,000 for batch whitening, else 0: none."""
 
     folder: Path | None = None
     """Of checkpoints, logs and results; runs/NAME on the command line, none in fit."""
@@ -108,7 +116,9 @@ class Train:
     checkpoint_steps: int | None = None
     """Also a checkpoint every so many steps."""
     progress: bool = True
-    """Show progress bars, or a line an epoch where there is no terminal."""
+    """Show progress bars on a terminal. There is a line an epoch with and without them."""
+    quiet: bool = False
+    """Say nothing at all."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "every", "test_every", "checkpoint_epochs", "image_size"):
@@ -117,6 +127,9 @@ class Train:
         for name in ("steps", "train_images", "test_images", "checkpoint_steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"expected {name} to be at least 1, or nothing (got {getattr(self, name)})")
+        for name in ("validation_images", "recalibrate"):
+            if (getattr(self, name) or 0) < 0 or getattr(self, name) == 1:
+                raise ValueError(f"expected {name} to be 2 or more, or 0 for none (got {getattr(self, name)})")
         if self.batch_size < 0 or self.batch_size == 1:
             raise ValueError(f"expected batch_size to be 2 or more, or 0 for all images (got {self.batch_size})")
         if list(self.milestones) != sorted(self.milestones):
@@ -132,9 +145,11 @@ class Train:
             "group_size": self.group_size,
             "num_groups": self.num_groups,
             "steps": self.newton_steps,
-            "solver": self.solver,
+            # GW's text has BW_Σ by Newton in all its experiments; convert_'s own is ZCA.
+            "solver": self.solver or ("newton" if self.norm == "bw-sigma" else None),
             "eps": self.eps,
             "affine": None if self.affine else False,
+            "bias": None if self.bias or not self.affine else False,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -143,6 +158,22 @@ class Train:
         fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         return {**fields, "milestones": list(self.milestones)}
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Train:
+        """What :meth:`to_dict` gave; fields that an older version had not are at their defaults.
+
+        Example::
+
+            >>> config = Train(net="mlp-8", folder=Path("run"))
+            >>> Train.from_dict(config.to_dict()) == config
+            True
+        """
+        values = dict(content)
+        for name in ("data", "folder"):
+            values[name] = None if values.get(name) is None else Path(values[name])
+        values["milestones"] = tuple(values.get("milestones", ()))
+        return Train(**values)
+
 
 # What changes where and how a run is shown, but not its numbers.
-ASIDE = ("data", "workers", "folder", "progress", "checkpoint_epochs", "checkpoint_steps")
+ASIDE = ("data", "workers", "folder", "progress", "quiet", "checkpoint_epochs", "checkpoint_steps")
