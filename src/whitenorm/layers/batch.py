@@ -38,7 +38,7 @@ class BatchWhitening(PopulationWhitening):
         population: ``"whitening"`` keeps a running whitening matrix, as the papers do; ``"covariance"`` a running
             covariance (BW_Σ), from which the matrix is computed when the statistics have changed.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        device, dtype: of parameters and buffers.
+        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
 
     Shape:
         ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.

@@ -39,7 +39,7 @@ class SwitchableWhitening(PopulationWhitening):
         affine: learn γ and β.
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        device, dtype: of parameters and buffers.
+        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
 
     Shape:
         ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same; with batch statistics only,
@@ -104,7 +104,7 @@ class SwitchableWhitening(PopulationWhitening):
 
     def mixing(self) -> dict[str, tuple[float, float]]:
         """The present weight of each statistic, in the mean and in the covariance, for people to read."""
-        mean, cov = (logits.softmax(0).tolist() for logits in self._logits())
+        mean, cov = (logits.double().softmax(0).tolist() for logits in self._logits())
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 
     def _logits(self) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from whitenorm.core.precision import compute_dtype
 from whitenorm.layers.base import Whitening
 from whitenorm.layers.sample import LayerWhitening
 
@@ -38,7 +39,7 @@ class Norm(NamedTuple):
         mean, variance = (getattr(self.module, name, None) for name in ("running_mean", "running_var"))
         if self.kind != "batch" or mean is None or variance is None:
             return None
-        return mean, variance + self.module.eps
+        return mean, variance.to(compute_dtype(variance.dtype)) + self.module.eps
 
     @property
     def activation(self) -> list[nn.Module]:
