@@ -4,11 +4,7 @@ import copy
 import sys
 
 import pytest
-import ranks
 import torch
-import torch.distributed as dist
-import torch.multiprocessing
-from torch import nn
 
 import whitenorm
 
@@ -229,34 +225,3 @@ def test_threads_may_share_a_layer(known):
     assert torch.equal(interrupted(lambda: layer(x), interrupt), expected)
     assert turns
     assert torch.equal(interrupted(lambda: layer(x), layer.eval), expected)
-
-
-def broadcast(rank, world):
-    """Into a buffer in eval mode, and by DDP before a forward."""
-    torch.manual_seed(rank)
-    layer = whitenorm.BatchWhitening(4, solver="zca", population="covariance", affine=False)
-    layer(torch.randn(16, 4) * (rank + 1))
-    layer.eval()
-    torch.manual_seed(0)
-    x = torch.randn(3, 4)
-    layer(x)
-    dist.broadcast(layer.running_mean, 0)
-    dist.broadcast(layer.running_cov, 0)
-    assert torch.equal(layer(x), naive(layer, x))
-    outputs = [torch.empty(3, 4) for _ in range(world)]
-    dist.all_gather(outputs, layer(x))
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
-
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), copy.deepcopy(layer))).eval()
-    model(x)
-    if rank == 0:
-        model.module[1].running_cov.mul_(9)
-    model.train()
-    model.module[1].eval()
-    y = model(x)  # brings rank 0's buffers to all
-    dist.all_gather(outputs, y.detach())
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
-
-
-def test_buffers_broadcast_to_other_ranks(tmp_path):
-    torch.multiprocessing.spawn(ranks.start, (2, tmp_path / "store", broadcast), nprocs=2)

@@ -226,10 +226,9 @@ class PopulationWhitening(Whitening):
             return 1.0
         return (self.num_batches_tracked + 1).to(mean.dtype).reciprocal()
 
-    def _count_batch(self) -> None:
-        """Count a training batch once its statistics are recorded."""
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
+    def _counter(self) -> Tensor | None:
+        """What counts the batches whose statistics are recorded."""
+        return self.num_batches_tracked if self.track_running_stats else None
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

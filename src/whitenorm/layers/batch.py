@@ -111,7 +111,7 @@ class BatchWhitening(PopulationWhitening):
         population = self.population
         if matrix is not None and not self.training and population == "covariance":
             matrix, population = self._population_whitening(matrix), "whitening"
-        output = batch_whitening(
+        return batch_whitening(
             input,
             mean,
             matrix,
@@ -124,9 +124,8 @@ class BatchWhitening(PopulationWhitening):
             solver=self.solver,
             population=population,
             process_group=self.process_group if self.training else None,
+            num_batches_tracked=self._counter(),
         )
-        self._count_batch()
-        return output
 
     def _population_whitening(self, cov: Tensor) -> Tensor:
         """The matrix of the running covariance, which cannot be that of an earlier one.

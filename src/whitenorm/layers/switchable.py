@@ -113,7 +113,7 @@ class SwitchableWhitening(PopulationWhitening):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        output = switchable_whitening(
+        return switchable_whitening(
             input,
             *self._logits(),
             *self._population(),
@@ -126,9 +126,8 @@ class SwitchableWhitening(PopulationWhitening):
             group_size=self.group_size,
             solver=self.solver,
             process_group=self.process_group if self.training else None,
+            num_batches_tracked=self._counter(),
         )
-        self._count_batch()
-        return output
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, statistics={self.statistics}, tie_weights={self.tie_weights}"
