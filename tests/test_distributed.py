@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import whitenorm
 
@@ -83,6 +84,31 @@ def test_a_second_derivative_is_a_clear_error():
     x = torch.randn(8, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="process_group to None"):
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+
+class Called(TorchFunctionMode):
+    """Which of torch's functions were called."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = set()
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        self.functions.add(function)
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("name", ranks.LAYERS)
+def test_nothing_waits_for_the_device(name):
+    """No number is copied from the host, and none is read there."""
+    layer = whitenorm.synchronize_(ranks.LAYERS[name]())
+    x = torch.randn(8, 6, 3, 3, requires_grad=True)
+    with Called() as called:
+        layer(x).sum().backward()
+    assert torch.Tensor.matmul in called.functions
+    host = {torch.as_tensor, torch.tensor, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.equal}
+    assert not called.functions & host
 
 
 @pytest.mark.usefixtures("single_process")

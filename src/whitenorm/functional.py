@@ -51,6 +51,7 @@ def batch_whitening(
     population: str = "whitening",
     process_group: Group = None,
     mask: Tensor | None = None,
+    num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
     r"""Whiten groups of channels over the batch: DBN with ``solver="zca"``, IterNorm with ``"newton"``.
 
@@ -74,6 +75,8 @@ def batch_whitening(
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         mask: which positions count, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``: the others, padding,
             enter no statistic, do not change the others' outputs, give 0 and get no gradient.
+        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
+            changes: an average over batches is over those that have something to add.
 
     Example::
 
@@ -91,12 +94,10 @@ def batch_whitening(
         check_batch(input, process_group)
         layout = channel_groups(input, groups, pooled=True)
         method = Method(layout, ("bw",), as_solver(solver), eps, group=process_group)
-        y, mean, cov, whitening = whiten_groups(input, method, weight, bias, mask=mask)
-        if mask is not None and process_group is None:
-            # A batch that is all padding tells nothing.
-            momentum = mask.any().to(mean.dtype) * momentum
-        update_running(running_mean, mean, momentum)
-        update_running(running_matrix, whitening if population == "whitening" else cov, momentum)
+        y, mean, cov, whitening, number = whiten_groups(input, method, weight, bias, mask=mask)
+        update_running(running_mean, mean, momentum, number)
+        update_running(running_matrix, whitening if population == "whitening" else cov, momentum, number)
+        count_batch(num_batches_tracked, number)
         return y
     if running_mean is None or running_matrix is None:
         raise ValueError(
@@ -201,6 +202,7 @@ def switchable_whitening(
     group_size: int | None = 16,
     solver: SolverLike = "newton",
     process_group: Group = None,
+    num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
     r"""Whiten each sample with a mix of batch and instance statistics (Switchable Whitening).
 
@@ -223,6 +225,8 @@ def switchable_whitening(
         group_size: channels whitened together; all of them if None or larger.
         solver: from covariance to matrix.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
+            changes: an average over batches is over those that have something to add.
 
     Example::
 
@@ -258,10 +262,11 @@ def switchable_whitening(
     group = process_group if uses_batch and training else None
     method = Method(layout, statistics, as_solver(solver), eps, group=group)
     mixing = Mixing(mean_logits, cov_logits)
-    y, mean, cov, _ = whiten_groups(input, method, weight, bias, mixing, population)
+    y, mean, cov, _, number = whiten_groups(input, method, weight, bias, mixing, population)
     if uses_batch and training:
-        update_running(running_mean, mean, momentum)
-        update_running(running_cov, cov, momentum)
+        update_running(running_mean, mean, momentum, number)
+        update_running(running_cov, cov, momentum, number)
+        count_batch(num_batches_tracked, number)
     return y
 
 
@@ -320,13 +325,21 @@ def check_population(population: str) -> None:
         raise ValueError(f"expected population to be {known} (got {population!r})")
 
 
-def update_running(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> None:
-    """running ← (1 - momentum)·running + momentum·new, in place, without a host sync."""
+def update_running(running: Tensor | None, new: Tensor, momentum: float | Tensor, number: Tensor | None = None) -> None:
+    """running ← (1 - momentum)·running + momentum·new, in place, without a host sync; of no values, nothing."""
     if running is None:
         return
     with torch.no_grad():
         new = new.reshape(running.shape).to(running.dtype)
-        running.lerp_(new, momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum)
+        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
+        running.lerp_(new, weight if number is None else weight * (number > 0).to(running.dtype))
+
+
+def count_batch(num_batches_tracked: Tensor | None, number: Tensor | None) -> None:
+    """One more, unless it had no values."""
+    if num_batches_tracked is not None:
+        with torch.no_grad():
+            num_batches_tracked.add_(1 if number is None else number > 0)
 
 
 def _fixed_whitening(

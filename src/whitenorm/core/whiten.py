@@ -41,12 +41,16 @@ class Method(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """The output, and what running statistics are made of: batch mean, covariance and whitening matrix."""
+    """The output, and what running statistics are made of: batch mean, covariance and whitening matrix.
+
+    ``number`` is how many values they are over, which over ranks can be none; None where the shape of x tells.
+    """
 
     y: Tensor
     mean: Tensor
     cov: Tensor
     whitening: Tensor
+    number: Tensor | None
 
 
 def whiten(
@@ -74,10 +78,11 @@ def whiten(
     given = (x, weight, bias, *(mixing or (None, None)), *(population or (None, None)), mask)
     run = _Whiten.forward if is_tracing() else _Whiten.apply
     y, whitening, _, mean, *rest = run(*given, method)  # type: ignore[call-arg]
+    number = rest[-1] if method.group is not None else None if mask is None else mask.sum()
     if mixing is None:
-        return Whitened(y, mean, rest[0], whitening)
+        return Whitened(y, mean, rest[0], whitening, number)
     mean, cov = population or rest[2:4]
-    return Whitened(y, mean, cov, whitening)
+    return Whitened(y, mean, cov, whitening, number)
 
 
 class _Given(NamedTuple):
@@ -160,7 +165,8 @@ class _Whiten(torch.autograd.Function):
     """Forward returns y and then, for its users and for backward, tensors that autograd does not follow.
 
     They are: the whitening matrix, the covariance it was solved from, the pooled mean; then the pooled covariance of
-    a single statistic, or the moments that several were mixed from; then what the solver found.
+    a single statistic, or the moments that several were mixed from; then what the solver found; then, over ranks, the
+    number of values.
     """
 
     generate_vmap_rule = True
@@ -176,6 +182,7 @@ class _Whiten(torch.autograd.Function):
             pooled, cov = _statistics(prepared, method)
             whitening, found = method.solver.solve(cov)
             y = _output(x, prepared, method.layout, whitening, pooled.mean)
+        found = found if method.group is None else (*found, pooled.batch.number)
         if prepared.mixing is None:
             return y, whitening, cov, pooled.mean, pooled.cov, *found
         batch = () if prepared.population else pooled.batch[:2]
@@ -184,7 +191,7 @@ class _Whiten(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         *tensors, ctx.method = inputs
-        _, whitening, cov, mean, *rest = output
+        _, whitening, cov, mean, *rest = output if ctx.method.group is None else output[:-1]
         given = _Given(*tensors)
         mixed = 0 if given.mixing is None else 2 if given.population else 4
         kept = ctx.method.solver.keep(cov, whitening, tuple(rest[max(mixed, 1) :]))

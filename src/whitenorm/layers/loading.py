@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whitenorm.core.precision import compute_dtype
+
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -26,6 +28,7 @@ def to_diagonal(
     What was trained with ``old_eps`` is then computed with it.
     """
     variance = state.pop(f"{prefix}running_var")
+    variance = variance.to(compute_dtype(variance.dtype))
     state[f"{prefix}{matrix_name}"] = diagonal_matrix(variance + old_eps, matrix_name, group_size, eps)
 
 

@@ -45,7 +45,7 @@ class SwitchableWhitening(PopulationWhitening):
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
-        device, dtype: of parameters and buffers.
+        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
 
     Shape:
         ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.
@@ -111,7 +111,7 @@ class SwitchableWhitening(PopulationWhitening):
 
     def mixing(self) -> dict[str, tuple[float, float]]:
         """The present weight of each statistic, in the mean and in the covariance, for people to read."""
-        mean, cov = (logits.softmax(0).tolist() for logits in self._logits())
+        mean, cov = (logits.double().softmax(0).tolist() for logits in self._logits())
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 
     def _logits(self) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ class SwitchableWhitening(PopulationWhitening):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        output = switchable_whitening(
+        return switchable_whitening(
             input,
             *self._logits(),
             *self._population(),
@@ -133,9 +133,8 @@ class SwitchableWhitening(PopulationWhitening):
             group_size=self.group_size,
             solver=self.solver,
             process_group=self.process_group if self.training else None,
+            num_batches_tracked=self._counter(),
         )
-        self._count_batch()
-        return output
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, statistics={self.statistics}, tie_weights={self.tie_weights}"

@@ -65,7 +65,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
     layers = {name: layer for name, layer in layers.items() if layer.track_running_stats and not _watched(layer)}
     root = layers.get("")
     if isinstance(root, BatchWhitening):
-        return _pointwise(root, Source()).eval()
+        return _pointwise(root, Source(), model).eval()
     expected = None if example is None else _run(model, example)
     found = sources(model, list(layers)) if layers else {}
     new: dict[nn.Module, nn.Module] = {}
@@ -75,7 +75,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
         if producer is not None and merged is not None:
             new[producer], new[layer] = merged, _rest(layer)
         elif isinstance(layer, BatchWhitening):
-            new[layer] = _pointwise(layer, found[name])
+            new[layer] = _pointwise(layer, found[name], model)
     if not new:
         warnings.warn(_nothing(model, candidates, batch_norms), stacklevel=2)
         return model
@@ -216,8 +216,8 @@ def _join_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:
 
 
 @torch.no_grad()
-def _pointwise(layer: BatchWhitening, source: Source) -> nn.Module:
-    """A module of its own for the layer's map."""
+def _pointwise(layer: BatchWhitening, source: Source, model: nn.Module) -> nn.Module:
+    """A module of its own for the layer's map, in the dtype of the parameters: statistics may be wider."""
     matrix, offset = affine_of(layer)
     groups, size = offset.shape
     channels = groups * size
@@ -229,10 +229,12 @@ def _pointwise(layer: BatchWhitening, source: Source) -> nn.Module:
         module = kind(channels, channels, 1, groups=groups)
         weight = matrix.reshape(module.weight.shape)
     learned = layer.weight is None or layer.weight.requires_grad
-    like = layer._buffers["running_mean"]
+    like = layer._buffers["running_mean"] if layer.weight is None else layer.weight
     assert like is not None
-    module.weight = nn.Parameter(weight.to(like), requires_grad=learned)
-    module.bias = nn.Parameter(offset.flatten().to(like), requires_grad=learned)
+    if layer.weight is None:
+        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), like)
+    module.weight = nn.Parameter(weight.to(like.dtype), requires_grad=learned)
+    module.bias = nn.Parameter(offset.flatten().to(like.dtype), requires_grad=learned)
     return module
 
 
