@@ -91,6 +91,23 @@ def test_a_batch_of_padding_alone_leaves_everything_as_it_is():
         assert torch.equal(layer.get_buffer(name), buffer)
 
 
+class Padded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = whitenorm.IterNorm(12)
+
+    def forward(self, x, mask):
+        return self.norm(x, mask=mask)
+
+
+def test_recalibration_counts_what_counts():
+    model, other = Padded(), torch.nn.Sequential(whitenorm.IterNorm(12))
+    x, mask = padded(dtype=torch.float32)
+    whitenorm.recalibrate_(model, [{"x": x, "mask": mask}], progress=False)
+    whitenorm.recalibrate_(other, [counted(x, mask)], progress=False)
+    assert torch.allclose(model.norm.running_whitening, other[0].running_whitening, atol=1e-5)
+
+
 def test_compiled():
     x, mask = padded(dtype=torch.float32, value=0.0)
     layer = whitenorm.IterNorm(12)

@@ -91,7 +91,7 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
             layer.training = True
 
             def watch(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-                new = _moments(layer, inputs[0] if inputs else named["input"])
+                new = _moments(layer, _counted(*inputs, **named))
                 if new.number:
                     found[layer] = _joined(found[layer], new) if layer in found else new
 
@@ -102,6 +102,11 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
             hook.remove()
         for layer, mode in zip(layers, modes, strict=True):
             layer.training = mode
+
+
+def _counted(input: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A layer's input, without the positions that its mask leaves out."""
+    return input if mask is None else input.movedim(1, -1)[mask]
 
 
 def _moments(layer: nn.Module, x: Tensor) -> Moments:
