@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from whitenorm.lab.experiments import EXPERIMENTS, MISSING
+from whitenorm.lab.near import near
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Store
@@ -44,7 +45,10 @@ class Reproduce:
     def __post_init__(self) -> None:
         unknown = [name for name in self.ids if name not in EXPERIMENTS]
         if unknown:
-            raise ValueError(f"expected experiments of {', '.join(EXPERIMENTS)} (got {', '.join(unknown)})")
+            hint = "".join(near(name, EXPERIMENTS) for name in unknown)
+            raise ValueError(
+                f"expected experiments that whitenorm reproduce --list shows (got {', '.join(unknown)}){hint}"
+            )
         if self.judge and self.seeds is not None:
             raise ValueError("expected --judge without --seeds (got both): it judges the seeds that were run")
         if self.seeds is not None and self.seeds < 1:
