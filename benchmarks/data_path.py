@@ -37,7 +37,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
     split = Split(images, torch.randint(10, (IMAGES,)))
-    config = Train(net="resnet20", augment=True, epochs=1, steps=_LOOP_STEPS, batch_size=BATCH, progress=False)
+    config = Train(net="resnet20", augment=True, epochs=1, steps=_LOOP_STEPS, batch_size=BATCH, quiet=True)
     model = nets.build("resnet20", 10)
     module = Classifier(model, config, 10, normalisation(images, "channel"))
     batches = cycle(TrainBatches(split, BATCH, 0, True, lambda: 0))

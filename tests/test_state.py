@@ -68,7 +68,7 @@ def test_repr_rebuilds_what_matters(name):
 
 
 def test_reprs():
-    expected = "GroupWhitening(4, 8, solver=Newton(steps=5), eps=1e-05, affine=True)"
+    expected = "GroupWhitening(4, 8, solver=Newton(steps=5), eps=1e-05, affine=True, bias=True)"
     assert repr(whitenorm.GroupWhitening(4, 8)) == expected
     assert "population='covariance'" in repr(whitenorm.BatchWhitening(8, population="covariance"))
     assert "statistics=('bw', 'iw')" in repr(whitenorm.SwitchableWhitening(8))

@@ -42,7 +42,7 @@ OPTIONS = {
     "test_images": 61,
     "batch_size": 32,
     "epochs": 3,
-    "progress": False,
+    "quiet": True,
 }
 STEPS = 3
 # Runs with these options, and is killed before a step.
@@ -94,7 +94,7 @@ def whole(tmp_path_factory):
 
 def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    outcome = fit(Train(net="mlp-64-64", norm="iternorm", dataset="digits", epochs=3, batch_size=64, progress=False))
+    outcome = fit(Train(net="mlp-64-64", norm="iternorm", dataset="digits", epochs=3, batch_size=64, quiet=True))
     assert outcome.test_accuracy > 0.8
     assert [epoch.step for epoch in outcome.epochs] == [20, 40, 60]
     assert outcome.epochs[0].images_per_second > 0
@@ -152,7 +152,7 @@ def test_truncated_checkpoint(whole, tmp_path, capsys):
         fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop(7)])
     newest = saved(tmp_path / "checkpoints")[-1]
     newest.write_bytes(newest.read_bytes()[:-1000])
-    outcome = fit(Train(**{**OPTIONS, "progress": True}, folder=tmp_path))
+    outcome = fit(Train(**{**OPTIONS, "quiet": False}, folder=tmp_path))
     said = capsys.readouterr().out
     assert f"{newest} is not whole" in said
     assert "Going on from" in said
@@ -203,9 +203,7 @@ def test_divergence(tmp_path):
 
 
 def test_steps_budget_and_sparse_tests():
-    outcome = fit(
-        Train(net="mlp-8", dataset="digits", epochs=5, steps=25, test_every=2, batch_size=128, progress=False)
-    )
+    outcome = fit(Train(net="mlp-8", dataset="digits", epochs=5, steps=25, test_every=2, batch_size=128, quiet=True))
     assert [epoch.step for epoch in outcome.epochs] == [10, 20, 25]
     assert [epoch.test_accuracy is None for epoch in outcome.epochs] == [True, False, False]
 
@@ -213,7 +211,7 @@ def test_steps_budget_and_sparse_tests():
 def test_all_images_at_once_and_no_test_images():
     split = data.load("digits").train
     faces = data.Dataset("faces", split, data.Split(split.images[:0], split.labels[:0]), 10)
-    config = Train(net="mlp-8", optimizer="adam", lr=0.01, batch_size=0, epochs=3, normalize="pixel", progress=False)
+    config = Train(net="mlp-8", optimizer="adam", lr=0.01, batch_size=0, epochs=3, normalize="pixel", quiet=True)
     outcome = fit(config, dataset=faces)
     assert [epoch.step for epoch in outcome.epochs] == [1, 2, 3]
     assert outcome.test_accuracy is None
@@ -223,13 +221,13 @@ def test_all_images_at_once_and_no_test_images():
 def test_own_model():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     before = model[1].weight.clone()
-    assert fit(Train(dataset="digits", epochs=1, progress=False), model=model).parameters == 650
+    assert fit(Train(dataset="digits", epochs=1, quiet=True), model=model).parameters == 650
     assert not torch.equal(model[1].weight, before)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64"])
 def test_precision(precision):
-    outcome = fit(Train(net="cnn-1", norm="iternorm", dataset="digits", steps=3, precision=precision, progress=False))
+    outcome = fit(Train(net="cnn-1", norm="iternorm", dataset="digits", steps=3, precision=precision, quiet=True))
     assert outcome.test_accuracy is not None
 
 
@@ -252,13 +250,13 @@ def test_precision(precision):
 )
 def test_refused(options, words):
     with pytest.raises(ValueError, match="expected") as error:
-        fit(Train(**{"dataset": "digits", "net": "mlp-8", "progress": False, **options}))
+        fit(Train(**{"dataset": "digits", "net": "mlp-8", "quiet": True, **options}))
     assert words in str(error.value)
 
 
 def test_wrong_number_of_classes():
     with pytest.raises(ValueError, match="expected a net with 10 outputs"):
-        fit(Train(dataset="digits", mixup=0.2, progress=False), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
+        fit(Train(dataset="digits", mixup=0.2, quiet=True), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
 
 
 def test_two_processes_are_one(tmp_path):
@@ -273,7 +271,7 @@ def test_two_processes_are_one(tmp_path):
     assert process.returncode == 0, process.stderr.decode()
     assert process.stdout.decode().count("epoch 2/2") == 1
     outcome = Outcome.from_dict(json.loads((tmp_path / "outcome.json").read_text()))
-    alone = fit(Train(**options, progress=False))
+    alone = fit(Train(**options, quiet=True))
     for ours, theirs in zip(numbers(outcome), numbers(alone), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
@@ -303,7 +301,7 @@ def folders(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_png(split.images[i].expand(3, 8, 8).contiguous(), str(path))
     options = {"net": "cnn-1", "dataset": f"imagefolder:{tmp_path}", "image_size": 16, "augment": True, "epochs": 2}
-    return tmp_path, {**options, "batch_size": 16, "workers": 0, "progress": False}
+    return tmp_path, {**options, "batch_size": 16, "workers": 0, "quiet": True}
 
 
 def test_image_folder(folders, tmp_path_factory):
@@ -372,7 +370,7 @@ def test_bar_on_a_terminal(monkeypatch, capsys):
 
 
 def test_preset_with_its_norm_on_digits():
-    config = PRESETS["dbn-resnet"](net="resnet8", dataset="digits", epochs=1, progress=False)
+    config = PRESETS["dbn-resnet"](net="resnet8", dataset="digits", epochs=1, quiet=True)
     model = nets.build("resnet8", 10, config.norm, config.where, shape=(1, 8, 8))
     assert isinstance(model.norm, whitenorm.DecorrelatedBatchNorm)
     assert fit(config).config["where"] == "l1"

@@ -28,6 +28,7 @@ class Whitening(nn.Module):
         solver: SolverLike,
         eps: float,
         affine: bool,
+        bias: bool,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -39,14 +40,15 @@ class Whitening(nn.Module):
         self.solver: Solver = as_solver(solver)
         self.eps = eps
         self.affine = affine
-        for name in ("weight", "bias"):
+        for name, learned in (("weight", affine), ("bias", affine and bias)):
             empty = torch.empty(num_features, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty) if affine else None)
+            self.register_parameter(name, nn.Parameter(empty) if learned else None)
 
     def reset_parameters(self) -> None:
         """γ to one and β to zero."""
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             nn.init.ones_(self.weight)
+        if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def _check_input(self, input: Tensor) -> None:
@@ -55,7 +57,7 @@ class Whitening(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, group_size={self.group_size}, solver={self.solver!r}, eps={self.eps}, "
-            f"affine={self.affine}"
+            f"affine={self.affine}, bias={self.bias is not None}"
         )
 
 
@@ -109,10 +111,11 @@ class PopulationWhitening(Whitening):
         track_running_stats: bool,
         matrix_name: str,
         process_group: Group = None,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(num_features, group_size, solver, eps, affine, device, dtype)
+        super().__init__(num_features, group_size, solver, eps, affine, bias, device, dtype)
         self._ranks = _Handle(process_group)
         check_momentum(momentum)
         self.momentum = momentum

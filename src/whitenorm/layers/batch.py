@@ -38,6 +38,7 @@ class BatchWhitening(PopulationWhitening):
         population: ``"whitening"`` keeps a running whitening matrix, as the papers do; ``"covariance"`` a running
             covariance (BW_Σ), from which the matrix is computed when the statistics have changed.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
         device, dtype: of parameters and buffers.
 
     Shape:
@@ -64,6 +65,7 @@ class BatchWhitening(PopulationWhitening):
         population: str = "whitening",
         process_group: Group = None,
         *,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -79,6 +81,7 @@ class BatchWhitening(PopulationWhitening):
             track_running_stats,
             matrix_name,
             process_group,
+            bias,
             device,
             dtype,
         )
@@ -171,6 +174,7 @@ class IterNorm(BatchWhitening):
         population: str = "whitening",
         process_group: Group = None,
         *,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -184,6 +188,7 @@ class IterNorm(BatchWhitening):
             track_running_stats,
             population=population,
             process_group=process_group,
+            bias=bias,
             device=device,
             dtype=dtype,
         )
@@ -193,7 +198,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
     r"""Whiten over the batch by eigendecomposition (ZCA): zero mean, unit covariance, least distortion.
 
     `Decorrelated Batch Normalization <https://arxiv.org/abs/1804.08450>`_. The paper's "DBN" is
-    ``affine=False``, its "DBN-scale" has γ.
+    ``affine=False``, its "DBN-scale" ``bias=False``, which has γ alone.
 
     .. math:: y = \gamma\, D \Lambda^{-1/2} D^T (x - \mu) + \beta, \qquad
               D \Lambda D^T = \frac1m \sum_i (x_i - \mu)(x_i - \mu)^T + \epsilon I
@@ -227,6 +232,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
         solver: SolverLike = "zca",
         population: str = "whitening",
         process_group: Group = None,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -240,6 +246,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
             track_running_stats,
             population=population,
             process_group=process_group,
+            bias=bias,
             device=device,
             dtype=dtype,
         )

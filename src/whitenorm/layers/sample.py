@@ -28,6 +28,7 @@ class InstanceWhitening(Whitening):
         solver: from covariance to matrix, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the covariance.
         affine: learn γ and β (unlike in ``torch.nn.InstanceNorm2d``, by default).
+        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
         device, dtype: of parameters.
 
     Shape:
@@ -47,10 +48,11 @@ class InstanceWhitening(Whitening):
         eps: float = 1e-5,
         affine: bool = True,
         *,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(num_features, group_size, solver, eps, affine, device, dtype)
+        super().__init__(num_features, group_size, solver, eps, affine, bias, device, dtype)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -77,6 +79,7 @@ class GroupWhitening(Whitening):
         solver: from covariance to matrix, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the covariance.
         affine: learn γ and β.
+        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
         device, dtype: of parameters.
 
     Shape:
@@ -96,10 +99,11 @@ class GroupWhitening(Whitening):
         eps: float = 1e-5,
         affine: bool = True,
         *,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(num_channels, None, solver, eps, affine, device, dtype)
+        super().__init__(num_channels, None, solver, eps, affine, bias, device, dtype)
         check_divides("num_groups", num_groups, "channels", num_channels)
         self.num_groups = num_groups
         self.reset_parameters()
@@ -114,7 +118,10 @@ class GroupWhitening(Whitening):
         return group_whitening(input, self.num_groups, self.weight, self.bias, self.eps, solver=self.solver)
 
     def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, solver={self.solver!r}, eps={self.eps}, affine={self.affine}"
+        return (
+            f"{self.num_groups}, {self.num_channels}, solver={self.solver!r}, eps={self.eps}, affine={self.affine}, "
+            f"bias={self.bias is not None}"
+        )
 
 
 class LayerWhitening(nn.Module):

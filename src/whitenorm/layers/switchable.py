@@ -39,6 +39,7 @@ class SwitchableWhitening(PopulationWhitening):
         affine: learn γ and β.
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
         device, dtype: of parameters and buffers.
 
     Shape:
@@ -70,6 +71,7 @@ class SwitchableWhitening(PopulationWhitening):
         track_running_stats: bool = True,
         process_group: Group = None,
         *,
+        bias: bool = True,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -85,6 +87,7 @@ class SwitchableWhitening(PopulationWhitening):
             keeps_population,
             "running_cov",
             process_group,
+            bias,
             device,
             dtype,
         )

@@ -168,7 +168,10 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
     fields = {name: value for name, value in settings.items() if name != "variant"}
     fields["milestones"] = tuple(fields.get("milestones", ()))
-    config = Train(**fields, seed=context.seed, data=context.data_root, folder=context.folder, progress=False)
+    # The papers test with running statistics, whose lag is part of what they compare.
+    config = Train(
+        **fields, seed=context.seed, data=context.data_root, folder=context.folder, recalibrate=0, quiet=True
+    )
     dataset = None
     if config.dataset.startswith("imagefolder:"):
         config = dataclasses.replace(config, dataset=f"imagefolder:{_folder(config, context)}")

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -23,7 +24,7 @@ class Batch(NamedTuple):
     draws: Tensor | None = None
 
 
-def generator(*key: int) -> torch.Generator:
+def generator(*key: int | str) -> torch.Generator:
     """Random numbers for a key, such as (seed, epoch, step).
 
     Example::
@@ -130,6 +131,21 @@ def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
     down, right, flip = draws.unbind(1)
     crops = windows[torch.arange(number, device=images.device), :, down, right]
     return torch.where(flip.bool().view(-1, 1, 1, 1), crops.flip(-1), crops)
+
+
+def mixing(alpha: float, *key: int, number: int) -> tuple[float, Tensor]:
+    """Of mixup, for a key: a share of Beta(α, α), and which image each of so many is mixed with.
+
+    Example::
+
+        >>> share, order = mixing(0.2, 0, 1, number=3)
+        >>> 0 <= share <= 1, sorted(order.tolist())
+        (True, [0, 1, 2])
+    """
+    drawn = generator(*key, "mixup")
+    # torch's own draw of a Beta distribution takes no generator.
+    share = np.random.default_rng(drawn.initial_seed()).beta(alpha, alpha)
+    return float(share), torch.randperm(number, generator=drawn)
 
 
 def normalisation(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,8 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        inside = (batch_idx + 1) % trainer.num_training_batches
+        # The last one of an epoch, or of all, comes with the epoch's numbers.
+        inside = (batch_idx + 1) % trainer.num_training_batches and not trainer.should_stop
         if self.steps is not None and inside and trainer.global_step % self.steps == 0:
             pl_module.check_finite()  # type: ignore[operator]
             self._save(trainer)

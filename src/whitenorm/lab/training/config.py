@@ -54,6 +54,8 @@ class Train:
     """Of an image folder's crops."""
     train_images: int | None = None
     """Train on so many images, drawn by the seed; all if not given."""
+    validation_images: int = 0
+    """Hold so many of the training images out, drawn by the seed, and test on them too; the papers' 5,000."""
     test_images: int | None = None
     """Test on the first so many; all if not given."""
     workers: int = 2
@@ -100,6 +102,8 @@ class Train:
     """Batch statistics over all processes."""
     test_every: int = 1
     """Epochs between tests."""
+    recalibrate: int | None = None
+    """Before a test, population statistics from so many training images; 5,000 for batch whitening, else 0: none."""
 
     folder: Path | None = None
     """Of checkpoints, logs and results; runs/NAME on the command line, none in fit."""
@@ -108,7 +112,9 @@ class Train:
     checkpoint_steps: int | None = None
     """Also a checkpoint every so many steps."""
     progress: bool = True
-    """Show progress bars, or a line an epoch where there is no terminal."""
+    """Show progress bars on a terminal. There is a line an epoch with and without them."""
+    quiet: bool = False
+    """Say nothing at all."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "every", "test_every", "checkpoint_epochs", "image_size"):
@@ -117,6 +123,9 @@ class Train:
         for name in ("steps", "train_images", "test_images", "checkpoint_steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"expected {name} to be at least 1, or nothing (got {getattr(self, name)})")
+        for name in ("validation_images", "recalibrate"):
+            if (getattr(self, name) or 0) < 0 or getattr(self, name) == 1:
+                raise ValueError(f"expected {name} to be 2 or more, or 0 for none (got {getattr(self, name)})")
         if self.batch_size < 0 or self.batch_size == 1:
             raise ValueError(f"expected batch_size to be 2 or more, or 0 for all images (got {self.batch_size})")
         if list(self.milestones) != sorted(self.milestones):
@@ -143,6 +152,22 @@ class Train:
         fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         return {**fields, "milestones": list(self.milestones)}
 
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Train:
+        """What :meth:`to_dict` gave; fields that an older version had not are at their defaults.
+
+        Example::
+
+            >>> config = Train(net="mlp-8", folder=Path("run"))
+            >>> Train.from_dict(config.to_dict()) == config
+            True
+        """
+        values = dict(content)
+        for name in ("data", "folder"):
+            values[name] = None if values.get(name) is None else Path(values[name])
+        values["milestones"] = tuple(values.get("milestones", ()))
+        return Train(**values)
+
 
 # What changes where and how a run is shown, but not its numbers.
-ASIDE = ("data", "workers", "folder", "progress", "checkpoint_epochs", "checkpoint_steps")
+ASIDE = ("data", "workers", "folder", "progress", "quiet", "checkpoint_epochs", "checkpoint_steps")

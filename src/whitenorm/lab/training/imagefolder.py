@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchvision.transforms import v2
 
 from whitenorm.lab.training.batches import generator
 from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.sources import Source
+from whitenorm.lab.training.sources import Source, calibration_rows, shares
 
 # Of ImageNet's training images.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -33,26 +34,43 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
             f"expected the same classes in train/ and val/ of {folder} (got {len(train.classes)} and "
             f"{len(test.classes)}; only in one of them: {', '.join(differing[:5])})"
         )
-    numbers = torch.randperm(len(train), generator=generator(config.seed))[: config.train_images].sort().values
+    # The training images as tests see them.
+    plain = copy(train)
+    plain.transform = test.transform
+    numbers, held_out = (share.sort().values for share in shares(len(train), config))
     batch_size = config.batch_size or len(numbers)
     if batch_size % world or batch_size > len(numbers):
         raise ValueError(
             f"expected batch_size up to the {len(numbers)} training images and a multiple of the {world} processes "
             f"(got {batch_size})"
         )
-    order = _Order(numbers, batch_size, config.seed, step, rank, world)
-    tests = torch.arange(min(len(test), config.test_images or len(test)))
-    number = -(-len(tests) // batch_size)
-    shares = [share.tensor_split(world)[rank].tolist() for share in tests.tensor_split(number)]
-    training = _Loader(_Seeded(train, config.seed), order, config.workers)
-    testing = _Loader(_Seeded(test, config.seed), [[(0, i) for i in share] for share in shares], config.workers)
+    opened = [_Loader(train, config, _Order(numbers, batch_size, config.seed, step, rank, world))]
+
+    def tested(images: ImageFolder, rows: Tensor) -> _Loader:
+        opened.append(_Loader(images, config, _in_order(rows, batch_size, rank, world)))
+        return opened[-1]
 
     def close() -> None:
-        training.close()
-        testing.close()
+        for loader in opened:
+            loader.close()
 
-    shape = (3, config.image_size, config.image_size)
-    return Source(len(train.classes), shape, batch_size, training, testing, None, close)
+    tests = {"test": (test, torch.arange(len(test))[: config.test_images]), "validation": (plain, held_out)}
+    return Source(
+        len(train.classes),
+        (3, config.image_size, config.image_size),
+        batch_size,
+        opened[0],
+        {name: tested(images, rows) for name, (images, rows) in tests.items() if len(rows)},
+        lambda number: tested(plain, numbers[calibration_rows(len(numbers), number, config.seed)]),
+        None,
+        close,
+    )
+
+
+def _in_order(rows: Tensor, batch_size: int, rank: int, world: int) -> list[list[tuple[int, int]]]:
+    """This process's shares of batches of even sizes."""
+    parts = rows.tensor_split(-(-len(rows) // batch_size))
+    return [[(0, i) for i in part.tensor_split(world)[rank].tolist()] for part in parts]
 
 
 def _transform(config: Train, augment: bool) -> v2.Transform:
@@ -86,7 +104,8 @@ class _Seeded(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int]:
         epoch, i = key
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(self.seed, epoch, i).initial_seed())
+            # Not torch.manual_seed, which would seed the GPUs too.
+            torch.default_generator.manual_seed(generator(self.seed, epoch, i).initial_seed())
             try:
                 return self.images[i]
             except OSError as error:
@@ -117,15 +136,17 @@ class _Order:
 class _Loader:
     """A DataLoader that can go on in the middle of an epoch, as its order can."""
 
-    def __init__(self, images: _Seeded, order: Any, workers: int) -> None:
+    def __init__(self, images: ImageFolder, config: Train, order: Any) -> None:
         self.order = order
         self.batches: Iterator[Any] | None = None
         self.loader: DataLoader[Any] | None = DataLoader(
-            images,
+            _Seeded(images, config.seed),
             batch_sampler=order,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            num_workers=config.workers,
+            persistent_workers=config.workers > 0,
             pin_memory=torch.cuda.is_available(),
+            # Otherwise each pass draws a number that training would notice.
+            generator=torch.Generator(),
         )
 
     def __len__(self) -> int:

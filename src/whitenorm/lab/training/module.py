@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -12,33 +14,51 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from whitenorm.lab.training import schedules
-from whitenorm.lab.training.batches import Batch, crop_and_flip
+from whitenorm.lab.training import recalibration, schedules
+from whitenorm.lab.training.batches import Batch, crop_and_flip, mixing
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.outcome import DivergenceError, Epoch
 from whitenorm.lab.training.scores import Scores
 from whitenorm.lab.training.sync import synchronise_
+from whitenorm.layers.base import unchanged_buffers
 
 # On a GPU, looking at the loss waits for it.
 _LOOK_EVERY = 50
 
 
 class Classifier(lightning.LightningModule):
-    """Training and test steps of a classifier, and its history."""
+    """Training and test steps of a classifier, and its history.
+
+    Before a test, population statistics are taken from ``calibration``, batches of training images; after it the
+    running ones are back, so that tests leave no trace in training.
+    """
+
+    calibration: Iterable[Any] | None = None
+    images_per_step = 0
+    steps_per_epoch = total_steps = 1
 
     def __init__(
-        self, model: nn.Module, config: Train, classes: int, normalisation: tuple[Tensor, Tensor] | None
+        self,
+        model: nn.Module,
+        config: Train,
+        classes: int,
+        normalisation: tuple[Tensor, Tensor] | None,
+        tests: Iterable[str] = ("test",),
     ) -> None:
         super().__init__()
-        self.model, self.config, self.classes = model, config, classes
-        self.train_scores, self.test_scores = Scores(classes), Scores(classes)
+        self.model, self.config = model, config
+        self.train_scores = Scores(classes)
+        self.test_scores = nn.ModuleDict({name: Scores(classes) for name in tests})
         self.history: list[Epoch] = []
         self.normalised = normalisation is None
         mean, factor = normalisation or (torch.zeros(()), torch.ones(()))
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("factor", factor, persistent=False)
-        self.steps_per_epoch = self.total_steps = 1
         self._rng: dict[str, Any] | None = None
+        self._recalibrated = 0.0
+        if config.precision == "64":
+            # Before a checkpoint is loaded: lightning's own conversion comes after.
+            self.double()
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
         batch = Batch(*batch)
@@ -50,31 +70,48 @@ class Classifier(lightning.LightningModule):
         return Batch(images, batch.labels)
 
     def setup(self, stage: str) -> None:
-        if self.config.sync and stage == "fit":
+        if self.config.sync:
             synchronise_(self.model, self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         images, labels, _ = batch
         smoothing = self.config.label_smoothing
         if self.config.mixup:
-            share = float(torch.distributions.Beta(self.config.mixup, self.config.mixup).sample())
-            order = torch.randperm(len(labels)).to(labels.device)
-            logits = self._logits(torch.lerp(images[order], images, share))
+            share, order = mixing(self.config.mixup, self.config.seed, self.global_step, number=len(labels))
+            order = order.to(labels.device)
+            logits = self.model(torch.lerp(images[order], images, share))
             loss = share * F.cross_entropy(logits, labels, label_smoothing=smoothing)
             loss = loss + (1 - share) * F.cross_entropy(logits, labels[order], label_smoothing=smoothing)
         else:
-            logits = self._logits(images)
+            logits = self.model(images)
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         self.train_scores.update(loss.detach(), logits.detach(), labels)
         if loss.device.type == "cpu" or self.global_step % _LOOK_EVERY == 0:
             self.check_finite()
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.global_step == self.total_steps:
+            self.trainer.should_stop = True
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         images, labels, _ = batch
         if len(labels):
             logits = self.model(images)
-            self.test_scores.update(F.cross_entropy(logits, labels), logits, labels)
+            scores = list(self.test_scores.values())[dataloader_idx]
+            scores.update(F.cross_entropy(logits, labels), logits, labels)  # type: ignore[operator]
+
+    def recalibrate(self) -> None:
+        """Take the population statistics from the calibration images, for good."""
+        start = time.perf_counter()
+        with self.trainer.precision_plugin.forward_context():
+            recalibration.recalibrate(self.model, self._inputs(self.calibration or ()))
+        self._recalibrated = time.perf_counter() - start
+
+    def _inputs(self, batches: Iterable[Any]) -> Iterator[Tensor]:
+        for batch in batches:
+            images, labels = self.trainer.precision_plugin.convert_input([batch[0], batch[1]])
+            yield self.on_after_batch_transfer((images.to(self.device), labels), 0).images
 
     def check_finite(self) -> None:
         """Raise if the loss was NaN or infinite in this epoch."""
@@ -85,15 +122,6 @@ class Classifier(lightning.LightningModule):
                 f"the loss is {float(loss)} at step {self.global_step + 1}, with learning rate {lr:g}; use a lower "
                 "learning rate, a warm-up, or a larger eps of the norm. The last checkpoint before is whole"
             )
-
-    def _logits(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(images)
-        if logits.shape[1:] != (self.classes,):
-            raise ValueError(
-                f"expected a net with {self.classes} outputs, as {self.config.dataset} has classes (got outputs of "
-                f"shape {tuple(logits.shape[1:])})"
-            )
-        return logits
 
     def configure_optimizers(self) -> Any:
         config, parameters = self.config, self.model.parameters()
@@ -123,9 +151,15 @@ class Classifier(lightning.LightningModule):
 
     def on_validation_start(self) -> None:
         self._tests = time.perf_counter()
-        self.test_scores.reset()
+        for scores in self.test_scores.values():
+            scores.reset()  # type: ignore[operator]
+        self._restored = ExitStack()
+        if self.calibration is not None:
+            self._restored.enter_context(unchanged_buffers(self.model))
+            self.recalibrate()
 
     def on_validation_end(self) -> None:
+        self._restored.close()
         self._tested = time.perf_counter() - self._tests
 
     def on_train_epoch_end(self) -> None:
@@ -143,12 +177,12 @@ class Classifier(lightning.LightningModule):
             logger.log_metrics(numbers, self.global_step)
             logger.save()
 
-    images_per_step = 0
-
     def record_test(self, epoch: Epoch) -> None:
         """The test scores, into an epoch's numbers."""
-        test = self.test_scores.compute()
-        epoch.test_loss, epoch.test_accuracy, epoch.test_top5 = test["loss"], test["accuracy"], test.get("top5")
+        for name, scores in self.test_scores.items():
+            for what, value in scores.compute().items():  # type: ignore[operator]
+                setattr(epoch, f"{name}_{what}", value)
+        epoch.recalibrate_seconds = self._recalibrated
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["whitenorm"] = {

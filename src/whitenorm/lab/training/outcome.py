@@ -24,8 +24,25 @@ class Epoch:
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_top5: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
+    validation_top5: float | None = None
     seconds: float = 0.0
     images_per_second: float = 0.0
+    recalibrate_seconds: float = 0.0
+    """Of the population statistics, taken anew before the test."""
+
+    def tests(self) -> dict[str, tuple[float, float]]:
+        """Loss and accuracy on the test and validation images, where it was tested."""
+        pairs = {
+            "test": (self.test_loss, self.test_accuracy),
+            "validation": (self.validation_loss, self.validation_accuracy),
+        }
+        return {
+            name: (loss, accuracy)
+            for name, (loss, accuracy) in pairs.items()
+            if loss is not None and accuracy is not None
+        }
 
 
 @dataclass
@@ -51,6 +68,11 @@ class Outcome:
     def test_accuracy(self) -> float | None:
         """Of the last test."""
         return next((e.test_accuracy for e in reversed(self.epochs) if e.test_accuracy is not None), None)
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        """Of the last test."""
+        return next((e.validation_accuracy for e in reversed(self.epochs) if e.validation_accuracy is not None), None)
 
     @property
     def seconds(self) -> float:

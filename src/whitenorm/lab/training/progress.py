@@ -16,15 +16,15 @@ from whitenorm.lab.training.outcome import Epoch
 
 def progress(config: Train) -> list[Callback]:
     """The callbacks that show a run, if it is to be shown."""
-    if not config.progress:
+    if config.quiet:
         return []
-    bar: list[Callback] = [RichProgressBar(leave=False)] if sys.stdout.isatty() else []
+    bar: list[Callback] = [RichProgressBar(leave=False)] if config.progress and sys.stdout.isatty() else []
     return [*bar, Lines()]
 
 
 def say(config: Train, line: str) -> None:
     """A line for the user, from the first process."""
-    if config.progress and os.environ.get("RANK", "0") == "0":
+    if not config.quiet and os.environ.get("RANK", "0") == "0":
         print(line, flush=True)
 
 
@@ -47,7 +47,10 @@ class Lines(Callback):
         last, elapsed = history[-1], time.monotonic() - self.start
         total: int = pl_module.total_steps  # type: ignore[assignment]
         left = elapsed / (last.step - self.first) * (total - last.step)
-        tested = "" if last.test_accuracy is None else f", test {last.test_accuracy:.2%} ({last.test_loss:.4f})"
         line = f"epoch {last.epoch}/{trainer.max_epochs}: train {last.train_accuracy:.2%} ({last.train_loss:.4f})"
-        line += f"{tested}, lr {last.lr:.3g}, {last.images_per_second:.0f} images/s, "
+        for name, (loss, accuracy) in last.tests().items():
+            line += f", {name} {accuracy:.2%} ({loss:.4f})"
+        line += f", lr {last.lr:.3g}, {last.images_per_second:.0f} images/s, "
+        if last.recalibrate_seconds:
+            line += f"recalibrated in {last.recalibrate_seconds:.2g} s, "
         print(f"{line}{timedelta(seconds=round(left))} left", flush=True)

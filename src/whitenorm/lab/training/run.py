@@ -10,11 +10,12 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset
+from whitenorm.lab.training import recalibration
 from whitenorm.lab.training.checkpoints import newest_whole
 from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.folder import RunFolder
+from whitenorm.lab.training.folder import Description, RunFolder
+from whitenorm.lab.training.loading import build
 from whitenorm.lab.training.module import Classifier
 from whitenorm.lab.training.outcome import DivergenceError, Outcome
 from whitenorm.lab.training.progress import say
@@ -31,7 +32,8 @@ def fit(
 ) -> Outcome:
     """Train a net and return its numbers.
 
-    With a folder, a run that was stopped goes on from its last checkpoint, and one that is done returns its outcome.
+    The weights that are left have the population statistics of the last test (``config.recalibrate``). With a folder, a
+    run that was stopped goes on from its last checkpoint, and one that is done returns its outcome.
 
     Args:
         config: the run.
@@ -44,7 +46,7 @@ def fit(
 
     Example::
 
-        >>> outcome = fit(Train(net="mlp-16", dataset="digits", epochs=1, progress=False))
+        >>> outcome = fit(Train(net="mlp-16", dataset="digits", epochs=1, quiet=True))
         >>> outcome.test_accuracy > 0.5
         True
     """
@@ -52,7 +54,7 @@ def fit(
     folder = None if config.folder is None else RunFolder(config.folder)
     checkpoint = None
     if folder is not None:
-        folder.claim(config, writes=rank == 0)
+        folder.check(config)
         done = folder.outcome()
         if done is not None:
             say(config, f"{folder.path} is done; its numbers are in outcome.json.")
@@ -61,16 +63,25 @@ def fit(
 
     torch.manual_seed(config.seed)
     batches = source(config, dataset, lambda: trainer.global_step, rank, world)
-    module = _module(_net(config, batches) if model is None else model, config, batches, world)
+    given = tuple(name for name, value in (("model", model), ("dataset", dataset)) if value is not None)
+    description = Description(batches.classes, batches.shape, given)
+    module = _module(build(config, description) if model is None else model, config, batches, world)
+    _check_forward(module.model, config, description)
     parameters = sum(parameter.numel() for parameter in module.model.parameters())
     outcome = Outcome(config.to_dict(), batches.classes, parameters)
     with quiet():
-        trainer = make_trainer(config, folder, len(batches.test) > 0, callbacks)
+        epochs = -(-module.total_steps // module.steps_per_epoch)
+        trainer = make_trainer(config, folder, epochs, len(batches.tests) > 0, callbacks)
+        if folder is not None and rank == 0:
+            folder.claim(config, description)
         try:
-            trainer.fit(module, batches.train, batches.test, ckpt_path=checkpoint)
-            if len(batches.test) and module.history[-1].test_accuracy is None:
-                trainer.validate(module, batches.test, verbose=False)
+            tests = list(batches.tests.values())
+            trainer.fit(module, batches.train, tests, ckpt_path=checkpoint)
+            if tests and not module.history[-1].tests():
+                trainer.validate(module, tests, verbose=False)
                 module.record_test(module.history[-1])
+            if module.calibration is not None:
+                module.to(trainer.strategy.root_device).eval().recalibrate()
         except DivergenceError as error:
             error.outcome = outcome
             raise
@@ -92,23 +103,33 @@ def _checkpoint(config: Train, folder: RunFolder) -> Path | None:
     return checkpoint
 
 
-def _net(config: Train, batches: Source) -> nn.Module:
-    return nets.build(
-        config.net,
-        batches.classes,
-        config.norm,
-        config.where,
-        shape=batches.shape,
-        activation=config.activation,
-        width=config.width,
-        dropout=config.dropout,
-        norm_last=config.norm_last,
-        norm_options=config.norm_options(),
-    )
+def _check_forward(model: nn.Module, config: Train, description: Description) -> None:
+    """Refuse a net that does not take the images or has other outputs, before anything is begun."""
+    example = next(model.parameters(), torch.empty(0))
+    images = torch.zeros(2, *description.shape, dtype=example.dtype, device=example.device)
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = model.eval()(images)
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a net that takes images of {'×'.join(map(str, description.shape))}, as {config.dataset} has "
+            f"(got {config.net}, which fails: {error}); choose another net"
+        ) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if logits.shape[1:] != (description.classes,):
+        raise ValueError(
+            f"expected a net with {description.classes} outputs, as {config.dataset} has classes (got outputs of shape "
+            f"{tuple(logits.shape[1:])})"
+        )
 
 
 def _module(model: nn.Module, config: Train, batches: Source, world: int) -> Classifier:
-    module = Classifier(model, config, batches.classes, batches.normalisation)
+    module = Classifier(model, config, batches.classes, batches.normalisation, batches.tests)
+    if number := recalibration.images(config, model):
+        module.calibration = batches.calibration(number)
     module.steps_per_epoch = len(batches.train)
     module.total_steps = min(config.epochs * len(batches.train), config.steps or 2**62)
     module.images_per_step = batches.batch_size

@@ -21,7 +21,9 @@ from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.progress import progress
 
 
-def make_trainer(config: Train, folder: RunFolder | None, tests: bool, callbacks: Sequence[Callback]) -> Trainer:
+def make_trainer(
+    config: Train, folder: RunFolder | None, epochs: int, tests: bool, callbacks: Sequence[Callback]
+) -> Trainer:
     """The trainer: on what there is, over the processes that torchrun started, with logs if there is a folder."""
     if config.precision == "16-mixed" and (config.accelerator == "cpu" or not torch.accelerator.is_available()):
         raise ValueError("expected a GPU for precision 16-mixed (got a CPU); use bf16-mixed")
@@ -38,8 +40,7 @@ def make_trainer(config: Train, folder: RunFolder | None, tests: bool, callbacks
             num_nodes=world // local,
             strategy="ddp" if world > 1 else "auto",
             precision=config.precision,
-            max_epochs=config.epochs,
-            max_steps=config.steps or -1,
+            max_epochs=epochs,
             logger=loggers or False,
             callbacks=own,
             plugins=[WholeFiles()],
@@ -50,6 +51,8 @@ def make_trainer(config: Train, folder: RunFolder | None, tests: bool, callbacks
             num_sanity_val_steps=0,
             check_val_every_n_epoch=config.test_every,
             limit_val_batches=1.0 if tests else 0,
+            # Statistics are written before a test.
+            inference_mode=False,
             use_distributed_sampler=False,
             log_every_n_steps=1,
         )

@@ -1,0 +1,135 @@
+"""What is done with a run's folder: the model loaded, its numbers taken again."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import nn
+
+import whitenorm
+from whitenorm.lab import data
+from whitenorm.lab.training import Train, fit, load, recalibration, sources
+from whitenorm.lab.training.batches import normalisation
+
+OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
+OPTIONS |= {"epochs": 2, "batch_size": 50, "quiet": True}
+
+
+class Stop(Callback):
+    """Fails before the sixth step."""
+
+    def on_train_batch_start(self, trainer, module, batch, i):
+        if trainer.global_step == 6:
+            raise InterruptedError("stopped here")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return folder, fit(Train(**OPTIONS, folder=folder))
+
+
+def test_load(run):
+    folder, outcome = run
+    torch.manual_seed(3)
+    model = load(str(folder))
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(3)), "no draw is noticed"
+    assert isinstance(model[1], whitenorm.IterNorm)
+    assert not model.training
+    kept = torch.load(folder / "weights.pt")
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert sum(p.numel() for p in model.parameters()) == outcome.parameters
+
+
+def test_load_from_a_checkpoint(tmp_path):
+    with pytest.raises(InterruptedError):
+        fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop()])
+    model = load(tmp_path)
+    state = torch.load(tmp_path / "checkpoints/step-000000004.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, state[f"model.{name}"]) for name, value in model.state_dict().items())
+
+
+def test_load_double(tmp_path):
+    fit(Train(**OPTIONS, precision="64", folder=tmp_path))
+    assert load(tmp_path)[0].weight.dtype == torch.float64
+
+
+def test_nothing_to_load(tmp_path, run):
+    with pytest.raises(OSError, match=r"expected a folder of whitenorm train .* no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_bytes((run[0] / "config.json").read_bytes())
+    with pytest.raises(OSError, match=r"expected weights\.pt or a checkpoint"):
+        load(tmp_path)
+    for content in ("[]", "{}", '{"net": "x", "colour": 1}', "{"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(OSError, match="expected"):
+            load(tmp_path)
+
+
+def test_load_a_model_of_ones_own(tmp_path):
+    fit(Train(**OPTIONS, folder=tmp_path), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    with pytest.raises(ValueError, match="handed to fit"):
+        load(tmp_path)
+
+
+def test_tests_see_the_population_of_the_weights():
+    """Running statistics of two short epochs are not yet those of the data."""
+    options = {"net": "cnn-4", "norm": "iternorm", "dataset": "digits", "epochs": 2, "quiet": True}
+    lagging, taken = (fit(Train(**options, recalibrate=number)) for number in (0, None))
+    assert lagging.train_accuracy == taken.train_accuracy, "training does not notice"
+    assert lagging.test_accuracy < taken.test_accuracy - 0.1
+    assert all(epoch.recalibrate_seconds > 0 for epoch in taken.epochs)
+    assert all(epoch.recalibrate_seconds == 0 for epoch in lagging.epochs)
+
+
+def test_final_weights_have_the_population_of_the_last_test(run):
+    folder, outcome = run
+    split = data.load("digits").test
+    module = load(folder)
+    mean, factor = normalisation(source_images(), "channel")
+    images = (split.images[:100].float() - mean) * factor
+    with torch.no_grad():
+        accuracy = (module(images).argmax(1) == split.labels[:100]).double().mean()
+    assert float(accuracy) == outcome.test_accuracy
+
+
+def source_images():
+    """The training images of the run."""
+    return sources.source(Train(**OPTIONS), None, lambda: 0, 0, 1).train.split.images
+
+
+def test_what_is_recalibrated():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(ValueError, match="leave --recalibrate out"):
+        fit(Train(**{**OPTIONS, "norm": "gn", "recalibrate": 100}))
+    assert recalibration.images(Train(recalibrate=0), nn.Sequential(whitenorm.IterNorm(4))) == 0
+    assert recalibration.images(Train(), model) == 0
+    outcome = fit(Train(**{**OPTIONS, "norm": "bn", "recalibrate": 100}))
+    assert outcome.epochs[-1].recalibrate_seconds > 0, "BatchNorm only when asked for"
+    assert fit(Train(**{**OPTIONS, "norm": "bn"})).epochs[-1].recalibrate_seconds == 0
+
+
+def test_validation_images():
+    """Held out of training by the seed, and tested like the others."""
+    options = {**OPTIONS, "train_images": None, "validation_images": 300}
+    outcome = fit(Train(**options))
+    assert [epoch.step for epoch in outcome.epochs] == [19, 38]
+    assert 0 < outcome.validation_accuracy < 1
+    assert outcome.epochs[0].validation_loss > outcome.epochs[1].validation_loss
+    made = sources.source(Train(**options), None, lambda: 0, 0, 1)
+    trained, held = made.train.split.images, made.tests["validation"].split.images
+    assert (len(trained), len(held)) == (997, 300)
+    everything = torch.cat([trained, held]).flatten(1)
+    images = data.load("digits").train.images.flatten(1)
+    assert torch.equal(everything.unique(dim=0), images.unique(dim=0))
+    other = sources.source(Train(**options, seed=1), None, lambda: 0, 0, 1).tests["validation"].split.images
+    assert not torch.equal(held, other)
+    with pytest.raises(ValueError, match="validation_images=300"):
+        fit(Train(**{**options, "train_images": 1000}))
+
+
+def test_a_line_an_epoch_without_bars(capsys):
+    fit(Train(**{**OPTIONS, "quiet": False}, progress=False, validation_images=100))
+    said = capsys.readouterr().out
+    assert said.count("\n") == 2
+    assert ", validation " in said
+    assert "recalibrated in " in said
