@@ -24,7 +24,7 @@ from whitenorm.lab.timing import interleaved, ratio, summarise
 
 
 class Method(NamedTuple):
-    """A layer, the papers' formulation of it, and how many features it whitens together."""
+    """A layer with its own solver, its paper's formulation by the same solver, and how many features it whitens."""
 
     layer: Callable[[int], nn.Module]
     paper: Callable[[int], nn.Module]

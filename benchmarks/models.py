@@ -50,6 +50,7 @@ def measure(family: Family, rounds: int, progress: Callable[[str], None]) -> dic
         inference = interleaved({key: costs.inference(net, *fed) for key, net in nets.items()}, rounds, budget=600)
         for name in group:
             rows[name] = {
+                "solver": costs.solver(nets[name]),
                 **summarise(steps[name])._asdict(),
                 "step_percent": 100 * (ratio(steps[name], steps["BatchNorm"]) - 1),
                 "inference_percent": 100 * (ratio(inference[name], inference["BatchNorm"]) - 1),

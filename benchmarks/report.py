@@ -138,8 +138,8 @@ def model_table(entry: dict[str, Any]) -> list[str]:
         f"`{entry['machine']['commit'][:10]}`: what is added to BatchNorm's time (at {entry['gflops']:.3f} GFLOPs). In "
         "brackets what the papers print, after a semicolon that at 713²:",
         "",
-        "| norms | training step | inference | GFLOPs |",
-        "| --- | ---: | ---: | ---: |",
+        "| norms | solver | training step | inference | GFLOPs |",
+        "| --- | --- | ---: | ---: | ---: |",
     ]
     for name, row in entry["models"].items():
         printed = [table.get(name) for table in (published.STEP_PERCENT, published.STEP_PERCENT_713)]
@@ -148,7 +148,8 @@ def model_table(entry: dict[str, Any]) -> list[str]:
         inferred = _beside(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
         flops = published.GFLOPS.get(name)
         lines.append(
-            f"| {name} | {step} | {inferred} | {row['gflops']:.3f}{'' if flops is None else f' ({flops:.3f})'} |"
+            f"| {name} | {row['solver']} | {step} | {inferred} | "
+            f"{row['gflops']:.3f}{'' if flops is None else f' ({flops:.3f})'} |"
         )
     return lines
 

@@ -1,5 +1,7 @@
 """The papers' nets: sizes, numbers of norms, places of norms, and what is refused."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -58,6 +60,49 @@ def test_torchvision_by_name():
     net = nets.build("resnet18", 3, "gw", "s1-b2")
     assert sum(isinstance(m, whitenorm.GroupWhitening) for m in net.modules()) == 9
     assert net(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_timm_by_name(monkeypatch):
+    net = nets.build("timm:resnet10t", 3, "iternorm", "l1", shape=(1, 32, 32))
+    assert sum(isinstance(m, whitenorm.IterNorm) for m in net.modules()) == 1
+    assert net(torch.randn(2, 1, 32, 32)).shape == (2, 3)
+    net = nets.build("timm:vit_tiny_patch16_224", 3, shape=(3, 32, 32))
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match="pip install timm"):
+        nets.build("timm:resnet10t", 3)
+
+
+def test_gamma_without_beta():
+    for norm in ("bn", "gn", "dbn", "iternorm", "gw", "sw"):
+        net = nets.build("cnn-2", 3, norm, norm_options={"bias": False})
+        placed = net[1]
+        assert placed.weight is not None
+        assert placed.bias is None
+        net(torch.randn(4, 3, 8, 8)).sum().backward()
+
+
+def test_translated_relu():
+    """max(x, α), where the gradient of α is that of the values below it, in every net."""
+    activation = nets.ACTIVATIONS["trelu"](2)
+    x = torch.randn(5, 2, 3, 3, requires_grad=True)
+    activation(x).sum().backward()
+    assert torch.equal(activation(x), x.relu())
+    assert torch.equal(activation.threshold.grad, (x < 0).float().sum((0, 2, 3)))
+    for name in NETS:
+        net = nets.build(name, 3, "dbn", activation="trelu", norm_options={"affine": False})
+        net(torch.randn(4, 3, 32, 32)).logsumexp(1).sum().backward()
+        thresholds = [p for key, p in net.named_parameters() if "threshold" in key]
+        assert thresholds
+        assert all(p.grad is not None for p in thresholds)
+
+
+def test_lecun():
+    net = nets.build("vgg-a", 10, init="lecun")
+    for module in net.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            inputs = module.weight[0].numel()
+            assert float(module.weight.detach().std()) == pytest.approx(inputs**-0.5, rel=0.05)
 
 
 def test_norms_that_are_missing_leave_a_bias():

@@ -13,7 +13,7 @@ from whitenorm.lab.nets.nnn import NaturalLinear, NaturalNetwork
 
 def network(data, **options):
     torch.manual_seed(0)
-    layers = mlp(3, (1, 2, 3), hidden=[5, 4], norm=lambda width: nn.Identity(), activation=nn.Tanh)
+    layers = mlp(3, (1, 2, 3), hidden=[5, 4], norm=lambda width: nn.Identity(), activation=lambda width: nn.Tanh())
     return NaturalNetwork(layers.to(data.dtype), data, **{"damping": 1e-9, "interval": 4, **options})
 
 

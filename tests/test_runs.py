@@ -1,14 +1,21 @@
 """What is done with a run's folder: the model loaded, its numbers taken again."""
 
+import signal
+
 import pytest
 import torch
+from image_sets import write_mnist
 from lightning.pytorch import Callback
 from torch import nn
 
 import whitenorm
+from whitenorm.cli import main
 from whitenorm.lab import data
 from whitenorm.lab.training import Train, fit, load, recalibration, sources
 from whitenorm.lab.training.batches import normalisation
+from whitenorm.lab.training.evaluation import Evaluate, evaluate
+from whitenorm.lab.training.naming import run_name
+from whitenorm.lab.training.presets import PRESETS
 
 OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
 OPTIONS |= {"epochs": 2, "batch_size": 50, "quiet": True}
@@ -133,3 +140,110 @@ def test_a_line_an_epoch_without_bars(capsys):
     assert said.count("\n") == 2
     assert ", validation " in said
     assert "recalibrated in " in said
+
+
+def test_evaluate_a_run_that_is_done(run, capsys):
+    folder, outcome = run
+    assert evaluate(Evaluate(folder))["test"]["accuracy"] == outcome.test_accuracy
+    assert evaluate(Evaluate(folder))["test"]["loss"] == outcome.epochs[-1].test_loss
+    assert main(["evaluate", str(folder), "--recalibrate", "200", "--batch-size", "50"]) == 0
+    assert (
+        capsys.readouterr().out
+        == f"test: accuracy {outcome.test_accuracy:.2%}, loss {outcome.epochs[-1].test_loss:.4f}\n"
+    )
+
+
+def test_evaluate_a_run_that_was_stopped(tmp_path):
+    """As the run tested after the epoch of its newest checkpoint."""
+    whole = fit(Train(**OPTIONS, validation_images=60))
+    with pytest.raises(InterruptedError):
+        fit(Train(**OPTIONS, validation_images=60, folder=tmp_path), callbacks=[Stop()])
+    found = evaluate(Evaluate(tmp_path))
+    assert found["test"]["loss"] == whole.epochs[0].test_loss
+    assert found["validation"]["loss"] == whole.epochs[0].validation_loss
+
+
+def test_evaluate_elsewhere(tmp_path, run):
+    write_mnist(tmp_path / "MNIST" / "raw", 300, 100)
+    write_mnist(tmp_path / "FashionMNIST" / "raw", 60, 40)
+    options = {**OPTIONS, "dataset": "mnist", "data": tmp_path, "folder": tmp_path / "run"}
+    fit(Train(**options))
+    assert set(evaluate(Evaluate(tmp_path / "run", dataset="fashion-mnist"))) == {"test"}
+    for changes, words in [({"dataset": "digits"}, "28"), ({"dataset": "imagefolder:x"}, "image folder")]:
+        with pytest.raises(ValueError, match=words):
+            evaluate(Evaluate(tmp_path / "run", **changes))
+    fit(Train(**OPTIONS, folder=tmp_path / "own"), dataset=data.load("digits"))
+    with pytest.raises(ValueError, match="expected --dataset"):
+        evaluate(Evaluate(tmp_path / "own"))
+
+
+def test_evaluate_nothing(tmp_path, capsys):
+    assert main(["evaluate", str(tmp_path)]) == 1
+    assert "expected a folder of whitenorm train" in capsys.readouterr().err
+
+
+def test_interrupted_from_the_keyboard(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer, module, batch, i):
+            if trainer.global_step == step:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("whitenorm.lab.training.trainer.progress", lambda config: [Interrupt()])
+    args = ["train", "custom", "--net", "mlp-8", "--dataset", "digits", "--epochs", "2", "--folder", "here"]
+    step = 3
+    assert main(args) == 130
+    assert "before the first checkpoint. The same command begins anew" in capsys.readouterr().err
+    step = 12
+    assert main(args) == 130
+    assert "goes on from here/checkpoints/step-000000010.ckpt" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    step = None
+    assert main(args) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (PRESETS["dbn-resnet"](seed=3), "dbn-resnet-resnet20-dbn-l1-seed3"),
+        (
+            PRESETS["gw-mlp"](dataset="digits", batch_size=16),
+            "gw-mlp-digits-mlp-256-256-256-256-gw-all-seed0-batch-size16",
+        ),
+        (Train(milestones=(2, 3), data="x", workers=5), "cifar10-resnet20-bn-all-seed0-milestones-2-3"),
+        (Train(dataset="imagefolder:/a/b/", net="..", norm="/"), "b-..-bn-all-seed0".replace("bn", "")),
+    ],
+)
+def test_names(config, name):
+    preset = next((key for key, kind in PRESETS.items() if kind is type(config)), None)
+    assert run_name(config, preset) == name.replace("--", "-")
+
+
+def test_a_long_name_stays_one(tmp_path):
+    options = {"net": "mlp" + "-1234" * 30}
+    names = {run_name(Train(**options, lr=lr)) for lr in (0.1, 0.2, 0.3)}
+    assert len(names) == 3
+    assert max(map(len, names)) <= 120
+    assert "/" not in run_name(Train(net="x/../../../ESC"))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--net", "resnet5O"], "did you mean resnet50"),
+        (["--net", "mpl-16"], "did you mean mlp-16"),
+        (["--net", "timm:resnt26d"], "did you mean resnet26d"),
+        (["--net", "vgg-a"], "8×8"),
+        (["--net", "x/../../../ESC"], "expected a net"),
+        (["--batch-size", "5000"], "1297"),
+        (["--norm", "gn", "--recalibrate", "50"], "recalibrate"),
+    ],
+)
+def test_refused_before_anything_is_written(args, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "custom", "--dataset", "digits", "--epochs", "1", *args]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said) < 400
+    assert list(tmp_path.iterdir()) == [], "nothing is written"

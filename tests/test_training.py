@@ -348,6 +348,23 @@ def test_presets_say_what_they_are(name):
     assert 3 * counter.get_total_flops() * images * config.epochs / 1e15 == pytest.approx(stated, rel=0.02)
 
 
+def test_presets_have_what_the_texts_say():
+    """DBN-scale has γ alone, its VGG LeCun's weights, WRN dropout; SW is by ZCA, all of GW's by Newton."""
+    for name in ("dbn-resnet", "dbn-wrn", "dbn-imagenet"):
+        assert PRESETS[name]().norm_options() == {"bias": False}
+    assert PRESETS["dbn-resnet"](affine=False).norm_options() == {"affine": False}
+    assert [PRESETS[f"dbn-{name}"]().init for name in ("vgg", "deep", "rate", "resnet")] == ["lecun"] * 3 + ["he"]
+    assert [PRESETS[name]().dropout for name in ("dbn-wrn", "iternorm-wrn")] == [0.3, 0.3]
+    assert [PRESETS[name]().norm_options() for name in ("sw-resnet", "sw-imagenet")] == [{"solver": "zca"}] * 2
+    for name in ("iternorm-wrn", "iternorm-imagenet", "gw-imagenet", "gw-mlp"):
+        assert PRESETS[name]().norm_options() == {}
+    assert PRESETS["gw-imagenet"](norm="bw-sigma").norm_options() == {"solver": "newton"}
+    assert Train(norm="bw-sigma", solver="zca").norm_options() == {"solver": "zca"}
+    for name in ("bw-sigma", "gw", "iternorm"):
+        net = nets.build("cnn-1", 3, name, norm_options=Train(norm=name).norm_options())
+        assert net[1].solver.steps == 5
+
+
 def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(data.ROOT_VARIABLE, raising=False)
@@ -355,7 +372,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "epoch 2/2: train" in said
     assert "0:00:00 left" in said
-    assert Path("runs/digits-mlp-8-gw-all/outcome.json").exists()
+    assert Path("runs/digits-mlp-8-gw-all-seed0-epochs2/outcome.json").exists()
     assert main(["train", "dbn-resnet", "--epochs", "1"]) == 1
     assert "cs.toronto.edu" in capsys.readouterr().err
 

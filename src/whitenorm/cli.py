@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": Command("whitenorm.lab.demo", "Demo", "train one small net with six norms, and compare them"),
     "inspect": Command("whitenorm.lab.look", "Inspect", "what a model's norms do, and what whitening would change"),
     "train": Command("whitenorm.lab.training.command", "CHOICE", "train an image classifier, or a paper's own set-up"),
+    "evaluate": Command("whitenorm.lab.training.evaluation", "Evaluate", "test the model of a training run"),
     "reproduce": Command(
         "whitenorm.lab.reproduce.command", "Reproduce", "run the papers' experiments, judge their claims"
     ),
@@ -67,8 +68,8 @@ def _run(args: list[str]) -> int:
         return 1
     try:
         module.run(options.parsed(getattr(module, commands[name].options), f"whitenorm {name}", args[1:]))
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "Stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         raise

@@ -13,6 +13,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 
 from whitenorm.diagnostics import flops
 from whitenorm.lab.nets import build, place_
+from whitenorm.layers.base import Whitening
 
 
 class Choice(NamedTuple):
@@ -23,11 +24,12 @@ class Choice(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
 
 
+# Each by its paper's solver: Newton in GW's and IterNorm's texts, ZCA in SW's and DBN's.
 RESNET50 = {
     **{f"GW {place}": Choice("gw", place.lower()) for place in ("S1", "S1-B1", "S1-B2", "S1-B3", "S1-B12", "full")},
     "BW_Σ S1-B2": Choice("bw-sigma", "s1-b2", {"solver": "newton"}),
     **{
-        f"{name} {layers} layers": Choice(norm, f"sw-{layers}")
+        f"{name} {layers} layers": Choice(norm, f"sw-{layers}", {"solver": "zca"})
         for layers in (7, 14)
         for name, norm in (("BW", "dbn"), ("SW^a", "sw"), ("SW^b", "sw5"))
     },
@@ -57,6 +59,18 @@ def make(net: str, classes: int, choice: Choice = Choice()) -> nn.Module:  # noq
     if net not in _OTHERS:
         return build(net, classes, choice.norm, choice.where, norm_options=choice.options)
     return place_(_OTHERS[net](num_classes=classes), choice.norm, choice.where, **choice.options)
+
+
+def solver(model: nn.Module) -> str:
+    """How a net's layers whiten.
+
+    Example::
+
+        >>> solver(make("resnet20", 10, Choice("dbn", "l1")))
+        'ZCA'
+    """
+    found = {type(layer.solver).__name__ for layer in model.modules() if isinstance(layer, Whitening)}
+    return ", ".join(sorted(found))
 
 
 def training_step(model: nn.Module, batch: int, resolution: int, classes: int) -> Callable[[], None]:

@@ -22,7 +22,7 @@ EXPERIMENT = entry(
     variants(
         DbnImagenet(),
         {case: {"net": case.lower().replace("-", "net")} for case in _PRINTED},
-        {"BN": {"norm": "bn", "where": "all"}, "DBN-scale-L1": {}},
+        {"BN": {"norm": "bn", "where": "all", "bias": True}, "DBN-scale-L1": {}},
     ),
     below_bn(_PRINTED),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},

@@ -22,9 +22,9 @@ _PRINTED = {
     "Res-56": {"BN": 7.21, "DBN-scale-L1": 6.49},
 }
 _NORMS = {
-    "BN": {"norm": "bn", "where": "all"},
+    "BN": {"norm": "bn", "where": "all", "bias": True},
     "DBN-scale-L1": {},
-    "IterNorm-L1": {"norm": "iternorm"},
+    "IterNorm-L1": {"norm": "iternorm", "bias": True},
 }
 
 _NETS = {case: {"net": case.lower().replace("-", "net")} for case in _PRINTED}

@@ -26,7 +26,7 @@ _HERE = {"cases": ["WRN-28-10, CIFAR-10"], "nets": {"wrn-28-10": "wrn-16-1"}}
 
 EXPERIMENT = entry(
     "dbn-wrn",
-    variants(DbnWrn(), _CASES, {"BN": {"norm": "bn", "where": "all"}, "DBN-scale-L1": {}}),
+    variants(DbnWrn(), _CASES, {"BN": {"norm": "bn", "where": "all", "bias": True}, "DBN-scale-L1": {}}),
     below_bn(_PRINTED),
     reduced={**_HERE, "train_images": 10000, "test_images": 5000, "epochs": 6},
     smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},

@@ -22,7 +22,7 @@ _NETS = {
     "ResNeXt-50": "resnext50_32x4d",
     "ResNeXt-101": "resnext101_32x8d",
 }
-_SIGMA: dict[str, Any] = {"norm": "bw-sigma", "solver": "newton"}
+_SIGMA: dict[str, Any] = {"norm": "bw-sigma"}
 _NORMS: dict[str, dict[str, Any]] = {
     "BN": {"norm": "bn", "where": "all"},
     "GN": {"norm": "gn", "where": "all", "num_groups": 64},

@@ -42,8 +42,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def _choice(kind: str, layers: int) -> costs.Choice:
-    """With ZCA in all, as the supplement's equations have it."""
-    return costs.RESNET50[f"{kind} {layers} layers"]._replace(options={"solver": "zca"})
+    return costs.RESNET50[f"{kind} {layers} layers"]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from whitenorm.lab.near import near
 from whitenorm.lab.nets import plain, vgg
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.norms import NAMES as NORMS
 from whitenorm.lab.nets.norms import place_
+from whitenorm.lab.nets.parts import Activation, TReLU, lecun_, relu
 from whitenorm.lab.nets.resnet import ResNet
 from whitenorm.lab.nets.wrn import WideResNet
 from whitenorm.models.layers import LayerLike
@@ -21,8 +23,14 @@ from whitenorm.models.recipes import Where
 
 __all__ = ["ACTIVATIONS", "NETS", "NORMS", "build", "place_"]
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "elu": nn.ELU, "tanh": nn.Tanh}
-NETS = ("mlp-100-100", "vgg-a", "vgg-16conv", "s-plain-20", "cnn-4", "resnet20", "wrn-28-10", "a torchvision name")
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": relu,
+    "elu": lambda channels: nn.ELU(),
+    "tanh": lambda channels: nn.Tanh(),
+    "trelu": TReLU,
+}
+NETS = ("mlp-100-100", "vgg-a", "vgg-16conv", "s-plain-20", "cnn-4", "resnet20", "wrn-28-10")
+_TIMM = "timm:"
 
 
 def build(
@@ -36,21 +44,24 @@ def build(
     width: int | None = None,
     dropout: float = 0.0,
     norm_last: bool = False,
+    init: str = "he",
     norm_options: dict[str, Any] | None = None,
 ) -> nn.Module:
     """A net by name, with a norm at the places that a recipe names and BatchNorm elsewhere.
 
     Args:
         name: ``"mlp-128-64"`` with its hidden widths (``"mlp"`` is a linear classifier), ``"vgg-a"``, ``"vgg-16conv"``,
-            ``"s-plain-44"``, ``"cnn-4"``, ``"resnet20"`` and ``"wrn-28-10"`` with their depths, or torchvision's names.
+            ``"s-plain-44"``, ``"cnn-4"``, ``"resnet20"`` and ``"wrn-28-10"`` with their depths, torchvision's names, or
+            ``"timm:resnet26d"`` with timm's.
         classes: of the classifier.
         norm: a name (see :func:`place_`) or a function from width to norm.
         where: a recipe's name (see :mod:`whitenorm.recipes`) or a filter.
         shape: of an image, ``(C, H, W)``.
-        activation: ``"relu"``, ``"elu"`` or ``"tanh"``.
+        activation: ``"relu"``, ``"elu"``, ``"tanh"`` or ``"trelu"``, the translated ReLU of DBN's text.
         width: of S-plain (48), the CNN (16), and the first layers of VGG (64) and the ResNets (16).
         dropout: in the blocks of a wide residual net.
         norm_last: the norm after the activation, in VGG nets.
+        init: ``"he"`` leaves the weights as the nets' own codes have them, ``"lecun"`` is that of DBN's text.
         norm_options: such as ``{"group_size": 16, "affine": False}``.
 
     Example::
@@ -63,10 +74,14 @@ def build(
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"expected activation to be one of {', '.join(ACTIVATIONS)} (got {activation!r})")
+    if init not in ("he", "lecun"):
+        raise ValueError(f"expected init to be he or lecun (got {init!r})")
     maker = _maker(name)
     options: dict[str, Any] = {"width": width, "dropout": dropout, "norm_last": norm_last, "bias": norm == "none"}
     options["activation"] = None if activation == "relu" else ACTIVATIONS[activation]
-    model = maker(classes, shape, **_taken(name, maker, options))
+    model: nn.Module = maker(classes, shape, **_taken(name, maker, options))
+    if init == "lecun":
+        lecun_(model)
     if norm == "bn" and where == "all" and not norm_options:
         return model
     return place_(model, norm, where, **(norm_options or {}))
@@ -89,6 +104,8 @@ def _maker(name: str) -> partial[Any]:
     for pattern, maker in _PATTERNS.items():
         if re.fullmatch(pattern, name):
             return maker([int(number) for number in re.findall(r"(?<=-)\d+(?=-|$)|(?<=resnet)\d+", name)])
+    if name.startswith(_TIMM):
+        return partial(_timm, name=name.removeprefix(_TIMM))
     return partial(_torchvision, name=name)
 
 
@@ -106,10 +123,31 @@ def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.
     from torchvision.models import get_model, list_models
 
     if name not in list_models():
+        # Our own with the numbers that the name has.
+        families = [re.sub(r"\d.*", "", known) + re.sub(r"^\D*", "", name) for known in NETS]
+        families = [family for family in families if any(re.fullmatch(pattern, family) for pattern in _PATTERNS)]
         raise ValueError(
-            f"expected a net such as {', '.join(NETS)} (got {name!r}); torchvision's are {', '.join(list_models())}"
+            f"expected a net such as {', '.join(NETS)}, torchvision's or {_TIMM}NAME (got {name!r})"
+            f"{near(name, {*NETS, *families, *list_models()})}"
         )
     if shape[0] != 3:
         raise ValueError(f"expected images of 3 channels for torchvision's {name} (got {shape[0]}); use another net")
     model: nn.Module = get_model(name, weights=None, num_classes=classes)
+    return model
+
+
+def _timm(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.Module:
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        raise ValueError(f"expected the package timm for {_TIMM}{name} (got none): pip install timm") from error
+
+    if not timm.is_model(name):
+        raise ValueError(f"expected a net of timm (got {name!r}){near(name, timm.list_models())}")
+    options: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0]}
+    pretrained = timm.get_pretrained_cfg(name)
+    if pretrained is not None and pretrained.fixed_input_size:
+        # Transformers are made for one size.
+        options["img_size"] = shape[1:]
+    model: nn.Module = timm.create_model(name, **options)
     return model

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from whitenorm.lab.nets.parts import Activation, relu
+
 
 def mlp(
     classes: int,
@@ -14,7 +16,7 @@ def mlp(
     *,
     hidden: Sequence[int],
     norm: Callable[[int], nn.Module] = nn.BatchNorm1d,
-    activation: Callable[[], nn.Module] = nn.ReLU,
+    activation: Activation = relu,
 ) -> nn.Sequential:
     """Images ``(N, C, H, W)`` as vectors, through hidden layers of these widths.
 
@@ -28,6 +30,6 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     inputs = math.prod(shape)
     for width in hidden:
-        layers += [nn.Linear(inputs, width), norm(width), activation()]
+        layers += [nn.Linear(inputs, width), norm(width), activation(width)]
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, classes))

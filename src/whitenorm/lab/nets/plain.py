@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from whitenorm.lab.nets.parts import Activation, conv, initialise_
+from whitenorm.lab.nets.parts import Activation, conv, initialise_, relu
 
 
 def s_plain(
@@ -13,7 +13,7 @@ def s_plain(
     *,
     depth: int,
     width: int = 48,
-    activation: Activation = nn.ReLU,
+    activation: Activation = relu,
     bias: bool = False,
 ) -> nn.Sequential:
     """S-plain (DBN, fig. 6): a CIFAR ResNet of this depth without identity maps, with the same width everywhere.
@@ -38,7 +38,7 @@ def cnn(
     *,
     depth: int,
     width: int = 16,
-    activation: Activation = nn.ReLU,
+    activation: Activation = relu,
     bias: bool = False,
 ) -> nn.Sequential:
     """As many convolutions as the depth says, at full resolution (GW, appendix E).
@@ -56,5 +56,5 @@ def _stack(
 ) -> nn.Sequential:
     layers: list[nn.Module] = []
     for i, stride in enumerate(strides):
-        layers += [conv(width if i else inputs, width, stride, bias=bias), nn.BatchNorm2d(width), activation()]
+        layers += [conv(width if i else inputs, width, stride, bias=bias), nn.BatchNorm2d(width), activation(width)]
     return initialise_(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)))  # type: ignore[return-value]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from whitenorm.lab.nets.parts import Activation, conv, initialise_
+from whitenorm.lab.nets.parts import Activation, conv, initialise_, relu
 
 
 class BasicBlock(nn.Module):
@@ -21,16 +21,16 @@ class BasicBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(width)
         self.conv2 = conv(width, width, bias=bias)
         self.norm2 = nn.BatchNorm2d(width)
-        self.activation = activation()
+        self.activation1, self.activation2 = activation(width), activation(width)
         self.stride = stride
         self.added = width - inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.activation(self.norm1(self.conv1(x)))
+        y = self.activation1(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         if self.stride > 1 or self.added:
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
-        return self.activation(y + x)
+        return self.activation2(y + x)
 
 
 class ResNet(nn.Module):
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
         *,
         depth: int,
         width: int = 16,
-        activation: Activation = nn.ReLU,
+        activation: Activation = relu,
         bias: bool = False,
     ) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ResNet(nn.Module):
             raise ValueError(f"expected a depth of 6n + 2, such as 20, 32, 44 or 56 (got {depth})")
         self.conv = conv(shape[0], width, bias=bias)
         self.norm = nn.BatchNorm2d(width)
-        self.activation = activation()
+        self.activation = activation(width)
         blocks = []
         inputs = width
         for stage in range(3):

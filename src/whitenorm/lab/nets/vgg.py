@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from whitenorm.lab.nets.parts import Activation, conv, initialise_
+from whitenorm.lab.nets.parts import Activation, conv, initialise_, relu
 
 # Channels of the convolutions; 0 halves the resolution.
 VGG_A = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
@@ -20,7 +20,7 @@ def vgg(
     *,
     plan: Sequence[int],
     width: int = 64,
-    activation: Activation = nn.ReLU,
+    activation: Activation = relu,
     norm_last: bool = False,
     bias: bool = False,
 ) -> nn.Sequential:
@@ -31,7 +31,7 @@ def vgg(
         shape: of an image, ``(C, H, W)``.
         plan: :data:`VGG_A` (DBN, fig. 5) or :data:`VGG_16CONV` (IterNorm, fig. 6 and 7).
         width: of the first convolution; the others keep their ratio to it.
-        activation: ``nn.ELU`` for DBN's fig. 5c.
+        activation: from a width; ELU for DBN's fig. 5c.
         norm_last: the norm after the activation (DBN, fig. 5d).
         bias: of the convolutions, where no norm follows that has one.
 
@@ -47,7 +47,7 @@ def vgg(
             layers.append(nn.MaxPool2d(2))
             continue
         outputs = channels * width // 64
-        pair = [nn.BatchNorm2d(outputs), activation()]
+        pair = [nn.BatchNorm2d(outputs), activation(outputs)]
         layers += [conv(inputs, outputs, bias=bias), *(reversed(pair) if norm_last else pair)]
         inputs = outputs
     return initialise_(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)))  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from whitenorm.lab.nets.parts import Activation, conv, initialise_
+from whitenorm.lab.nets.parts import Activation, conv, initialise_, relu
 
 
 class PreactivationBlock(nn.Module):
@@ -23,16 +23,16 @@ class PreactivationBlock(nn.Module):
         self.conv1 = conv(inputs, width, stride, bias=bias)
         self.norm2 = nn.BatchNorm2d(width)
         self.conv2 = conv(width, width, bias=bias)
-        self.activation = activation()
+        self.activation1, self.activation2 = activation(inputs), activation(width)
         self.dropout = nn.Dropout(dropout)
         self.changes_shape = inputs != width or stride != 1
         shortcut = [conv(inputs, width, stride, size=1, bias=bias)] if self.changes_shape else []
         self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.activation(self.norm1(x))
+        y = self.activation1(self.norm1(x))
         x = self.shortcut(y if self.changes_shape else x)
-        y = self.dropout(self.activation(self.norm2(self.conv1(y))))
+        y = self.dropout(self.activation2(self.norm2(self.conv1(y))))
         return x + self.conv2(y)
 
 
@@ -54,7 +54,7 @@ class WideResNet(nn.Module):
         *,
         depth: int,
         width: int,
-        activation: Activation = nn.ReLU,
+        activation: Activation = relu,
         dropout: float = 0.0,
         bias: bool = False,
     ) -> None:
@@ -72,7 +72,7 @@ class WideResNet(nn.Module):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(inputs)
-        self.activation = activation()
+        self.activation = activation(inputs)
         self.classifier = nn.Linear(inputs, classes)
         initialise_(self)
 

@@ -15,11 +15,13 @@ class Train:
     """
 
     net: str = "resnet20"
-    """mlp-128-64 (hidden widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, or a torchvision name."""
+    """mlp-128-64 (widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, timm:NAME, torchvision's."""
     width: int | None = None
     """Channels of s-plain (48), cnn (16), and of the first layers of vgg (64) and resnet (16)."""
     activation: str = "relu"
-    """relu, elu or tanh."""
+    """relu, elu, tanh or trelu (translated, with a threshold that is learnt)."""
+    init: Literal["he", "lecun"] = "he"
+    """The weights at the start: as in the nets' own codes, mostly He's, or LeCun's, as DBN's text has it."""
     norm_last: bool = False
     """In VGG nets, the norm after the activation."""
     dropout: float = 0.0
@@ -41,6 +43,8 @@ class Train:
     """The norm's ε; its own if not given."""
     affine: bool = True
     """Whether the placed norm has γ and β."""
+    bias: bool = True
+    """Whether it has β beside γ."""
 
     dataset: str = "cifar10"
     """mnist, fashion-mnist, cifar10, cifar100, yaleb, pie, digits, or imagefolder:PATH with train/ and val/ inside."""
@@ -141,9 +145,11 @@ class Train:
             "group_size": self.group_size,
             "num_groups": self.num_groups,
             "steps": self.newton_steps,
-            "solver": self.solver,
+            # GW's text has BW_Σ by Newton in all its experiments; convert_'s own is ZCA.
+            "solver": self.solver or ("newton" if self.norm == "bw-sigma" else None),
             "eps": self.eps,
             "affine": None if self.affine else False,
+            "bias": None if self.bias or not self.affine else False,
         }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -61,6 +61,7 @@ def build(config: Train, description: Description) -> nn.Module:
         width=config.width,
         dropout=config.dropout,
         norm_last=config.norm_last,
+        init=config.init,
         norm_options=config.norm_options(),
     )
     return model.double() if config.precision == "64" else model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,6 +83,12 @@ def fit(
                 module.record_test(module.history[-1])
             if module.calibration is not None:
                 module.to(trainer.strategy.root_device).eval().recalibrate()
+        except SystemExit as error:
+            # Lightning's answer to Ctrl-C, which it also turns off.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
         except DivergenceError as error:
             error.outcome = outcome
             raise

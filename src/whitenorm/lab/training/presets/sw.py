@@ -1,4 +1,4 @@
-"""Switchable Whitening's configurations: the supplement gives places, not numbers, for classification."""
+"""Switchable Whitening's configurations, with ZCA as its text has it; the supplement gives places, not numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from whitenorm.lab.training.presets.dbn import DbnImagenet, DbnResnet
 class SwResnet(DbnResnet):
     """CIFAR ResNet with SW at norms 1, 4, 8, 12, … (SW, app. B).
 
-    Expected: no number in the supplement; compare with BN (--norm bn) and the five statistics (--norm sw5). Schedule
-    as for DBN's ResNets.
+    Expected: no number in the supplement; compare with BN (--norm bn --solver None) and the five statistics (--norm
+    sw5). Schedule as for DBN's ResNets.
     Cost: 2.0 PFLOPs.
     Command: whitenorm train sw-resnet --net resnet56
     """
 
     norm: str = "sw"
     where: str = "sw-cifar"
+    bias: bool = True
+    solver: str | None = "zca"
 
 
 @dataclass
@@ -34,6 +36,8 @@ class SwImagenet(DbnImagenet):
     net: str = "resnet50"
     norm: str = "sw"
     where: str = "sw-7"
+    bias: bool = True
+    solver: str | None = "zca"
     epochs: int = 100
     milestones: tuple[int, ...] = (30, 60, 90)
 
