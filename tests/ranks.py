@@ -72,6 +72,22 @@ def equal_to_the_joined_batch(rank, world):
                     close(buffer, other, what + key)
 
 
+def padding_of_all_ranks_counts_for_nothing(rank, world):
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.IterNorm(6, 3).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    x = torch.randn(2 * world, 6, 5, dtype=torch.float64)
+    mask = torch.rand(2 * world, 5) < 0.6
+    mine = slice(2 * rank, 2 * rank + 2)
+    joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+    expected, y = alone(joined, mask=mask), layer(local, mask=mask[mine])
+    (expected**3).sum().backward()
+    (y**3).sum().backward()
+    close(y, expected[mine], "output with padding")
+    close(local.grad, joined.grad[mine], "gradient of the input with padding")
+    close(layer.running_whitening, alone.running_whitening, "running matrix with padding")
+
+
 def one_collective_each_way(rank, world):
     calls = []
     original = dist.all_reduce
@@ -158,6 +174,7 @@ def subgroup_and_recalibration(rank, world):
 
 def all_checks(rank, world):
     equal_to_the_joined_batch(rank, world)
+    padding_of_all_ranks_counts_for_nothing(rank, world)
     one_collective_each_way(rank, world)
     offset_survives(rank, world)
     if world < 4:

@@ -12,6 +12,7 @@ from whitenorm.core.check import (
     check_batch,
     check_divides,
     check_eps,
+    check_mask,
     check_parameter,
     check_positions,
     check_rank,
@@ -21,7 +22,9 @@ from whitenorm.core.check import (
 )
 from whitenorm.core.gradients import FixedMap, fixed_map
 from whitenorm.core.layout import channel_groups, sample_groups
-from whitenorm.core.pooling import BATCH_STATISTICS, Mixing, only_batch
+from whitenorm.core.mask import cleared
+from whitenorm.core.mode import is_tracing
+from whitenorm.core.pooling import BATCH_STATISTICS, OVER_POSITIONS, Mixing, only_batch
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.core.ranks import Group
 from whitenorm.core.whiten import Method
@@ -47,6 +50,7 @@ def batch_whitening(
     solver: SolverLike = "newton",
     population: str = "whitening",
     process_group: Group = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     r"""Whiten groups of channels over the batch: DBN with ``solver="zca"``, IterNorm with ``"newton"``.
 
@@ -68,6 +72,8 @@ def batch_whitening(
         population: what ``running_matrix`` averages: ``"whitening"`` matrices, as in the papers, or ``"covariance"``
             matrices (without ε).
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        mask: which positions count, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``: the others, padding,
+            enter no statistic, do not change the others' outputs, give 0 and get no gradient.
 
     Example::
 
@@ -79,11 +85,16 @@ def batch_whitening(
     groups = _check(input, eps, group_size, weight, bias)
     check_population(population)
     check_running("running_matrix", running_mean, running_matrix, input.shape[1], groups)
+    if mask is not None:
+        check_mask(input, mask)
     if training:
         check_batch(input, process_group)
         layout = channel_groups(input, groups, pooled=True)
         method = Method(layout, ("bw",), as_solver(solver), eps, group=process_group)
-        y, mean, cov, whitening = whiten_groups(input, method, weight, bias)
+        y, mean, cov, whitening = whiten_groups(input, method, weight, bias, mask=mask)
+        if mask is not None and process_group is None:
+            # A batch that is all padding tells nothing.
+            momentum = mask.any().to(mean.dtype) * momentum
         update_running(running_mean, mean, momentum)
         update_running(running_matrix, whitening if population == "whitening" else cov, momentum)
         return y
@@ -93,7 +104,9 @@ def batch_whitening(
         )
     if population == "covariance":
         running_matrix = population_whitening(running_matrix, eps, solver)
-    return _fixed_whitening(input, running_mean, running_matrix, weight, bias, groups)
+    if mask is None:
+        return _fixed_whitening(input, running_mean, running_matrix, weight, bias, groups)
+    return cleared(_fixed_whitening(cleared(input, mask), running_mean, running_matrix, weight, bias, groups), mask)
 
 
 def instance_whitening(
@@ -194,6 +207,9 @@ def switchable_whitening(
     .. math:: \hat\mu_n = \sum_k \omega_k \mu_{k,n}, \qquad \hat\Sigma_n = \sum_k \omega'_k \Sigma_{k,n}, \qquad
               y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
 
+    A sample with a single position has neither an instance covariance nor an instance variance. There the mix is of the
+    statistics that exist (``"bw"``, ``"bn"``, ``"ln"``), with their weights scaled to sum to 1.
+
     Args:
         input: ``(N, C, ...)``.
         mean_logits, cov_logits: one entry a statistic; ω and ω' are their softmax.
@@ -220,12 +236,17 @@ def switchable_whitening(
     _check_mixing("cov_logits", cov_logits, statistics)
     check_running("running_cov", running_mean, running_cov, input.shape[1], groups)
     statistics = tuple(statistics)
+    if math.prod(input.shape[2:]) == 1:
+        existing = [i for i, name in enumerate(statistics) if name not in OVER_POSITIONS]
+        if not existing:
+            check_positions(input, "channel", 1)
+        statistics = tuple([statistics[i] for i in existing])
+        # A softmax over fewer entries is the old one, scaled.
+        mean_logits, cov_logits = mean_logits[existing], cov_logits[existing]
     layout = channel_groups(input, groups, only_batch(statistics))
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
     if uses_batch and training:
         check_batch(input, process_group)
-    if not only_batch(statistics):
-        check_positions(input, "channel", math.prod(input.shape[2:]))
     population = None
     if uses_batch and not training:
         if running_mean is None or running_cov is None:
@@ -317,12 +338,10 @@ def _fixed_whitening(
     with no_autocast(input):
         weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
         # Copies of the buffers: a later training step may change them before this step's backward.
-        copy = torch.is_grad_enabled()
-        mean, whitening = layout.parameter(mean.to(wide, copy=copy)), whitening.to(wide, copy=copy)
+        learns = torch.is_grad_enabled() and not is_tracing()
+        mean, whitening = layout.parameter(mean.to(wide, copy=learns)), whitening.to(wide, copy=learns)
         matrix, offset = (tensor.unsqueeze(0) for tensor in fold(whitening, mean, weight, bias))
-        if not torch.is_grad_enabled():
-            return fixed_map(input, matrix, offset, layout)
-        return FixedMap.apply(input, matrix, offset, layout)
+        return (FixedMap.apply if learns else fixed_map)(input, matrix, offset, layout)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

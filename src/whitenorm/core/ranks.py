@@ -20,7 +20,7 @@ def over_ranks(local: Moments, group: Group) -> Moments:
     if group is None:
         return local
     mean, cov, number = local.mean.double(), local.cov.double(), local.number
-    if number == 0:
+    if isinstance(number, int) and number == 0:
         mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
     count = torch.as_tensor(number, dtype=mean.dtype, device=mean.device).reshape(1)
     sums = _all_reduced((count, number * mean, number * (cov + _outer(mean))), group)

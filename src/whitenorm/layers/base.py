@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_channels, check_eps, check_momentum, check_positive, fit_group_size
+from whitenorm.core.check import (
+    check_channels,
+    check_eps,
+    check_momentum,
+    check_positions,
+    check_positive,
+    fit_group_size,
+)
 from whitenorm.core.ranks import Group
 from whitenorm.functional import population_whitening
+from whitenorm.layers import loading
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -20,6 +29,9 @@ class Whitening(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    # What a conversion knows of the layer: its name in the model, and the class of the norm it took the place of.
+    name_in_model: str = ""
+    replaces: str = ""
 
     def __init__(
         self,
@@ -53,6 +65,20 @@ class Whitening(nn.Module):
 
     def _check_input(self, input: Tensor) -> None:
         check_channels(input, self.num_features)
+
+    def _check_positions(self, input: Tensor, per: str, groups: int) -> None:
+        """Raise unless each sample has values enough for statistics of its own, and say where in the model."""
+        place = f" in {type(self).__name__} at {self.name_in_model!r}" if self.name_in_model else ""
+        check_positions(input, per, math.prod(input.shape[1:]) // groups, place)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if loading.is_batch_norm(state_dict, prefix, self.num_features):
+            self._take_batch_norm(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
+        """Turn a BatchNorm's state into this layer's."""
+        loading.leave_out(state, prefix, type(self).__name__)
 
     def extra_repr(self) -> str:
         return (
@@ -99,6 +125,8 @@ class PopulationWhitening(Whitening):
     """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference."""
 
     num_batches_tracked: Tensor | None
+    # The ε of the BatchNorm whose state may be loaded; PyTorch's own, unless a conversion knows better.
+    batch_norm_eps: float = 1e-5
 
     def __init__(
         self,
@@ -145,6 +173,11 @@ class PopulationWhitening(Whitening):
             return None, None
         return self._buffers["running_mean"], self._buffers[self._matrix_name]
 
+    def _same_population(self, other: PopulationWhitening) -> bool:
+        """Whether both keep statistics of the same form."""
+        forms = [(layer.track_running_stats, layer._matrix_name, layer.group_size) for layer in (self, other)]
+        return forms[0] == forms[1] and self.track_running_stats
+
     @torch.no_grad()
     def set_population(self, mean: Tensor, cov: Tensor) -> None:
         """Take a mean ``(C,)`` and a covariance ``(G, K, K)``, without ε, for the population's."""
@@ -160,8 +193,13 @@ class PopulationWhitening(Whitening):
         running_mean, matrix = self._population()
         if running_mean is not None and matrix is not None:
             running_mean.copy_(mean)
-            exact = variance - self.eps if self._matrix_name == "running_cov" else variance.rsqrt()
-            matrix.copy_(torch.diag_embed(exact.reshape(-1, self.group_size)))
+            matrix.copy_(loading.diagonal_matrix(variance, self._matrix_name, self.group_size, self.eps))
+
+    def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
+        if not self.track_running_stats:
+            super()._take_batch_norm(state, prefix)
+            return
+        loading.to_diagonal(state, prefix, self._matrix_name, self.group_size, self.eps, self.batch_norm_eps)
 
     def reset_running_stats(self) -> None:
         """The population as the papers start it: mean zero, matrix I, no batches seen."""

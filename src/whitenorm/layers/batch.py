@@ -42,13 +42,19 @@ class BatchWhitening(PopulationWhitening):
         device, dtype: of parameters and buffers.
 
     Shape:
-        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.
+        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same. ``mask``, if given,
+        is boolean ``(N, ...)``, such as ``(N, L)``, and False at padding: such positions enter no statistic, give 0 and
+        get no gradient. In training, statistics over time let each position see all others, later ones too.
 
     Examples::
 
         >>> layer = BatchWhitening(32, group_size=16, solver="zca")
         >>> layer(torch.randn(8, 32, 14, 14)).shape
         torch.Size([8, 32, 14, 14])
+        >>> lengths = torch.tensor([5, 9])
+        >>> tokens = torch.randn(2, 9, 32)
+        >>> layer(tokens.mT, mask=torch.arange(9) < lengths.unsqueeze(1)).mT.shape
+        torch.Size([2, 9, 32])
         >>> list(BatchWhitening(32, population="covariance").state_dict())
         ['weight', 'bias', 'running_mean', 'running_cov', 'num_batches_tracked']
     """
@@ -89,7 +95,7 @@ class BatchWhitening(PopulationWhitening):
         self._cached: tuple[Tensor, tuple[Any, ...], Tensor] | None = None
         self.reset_parameters()
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         self._check_input(input)
         mean, matrix = self._population()
         population = self.population
@@ -108,6 +114,7 @@ class BatchWhitening(PopulationWhitening):
             solver=self.solver,
             population=population,
             process_group=self.process_group if self.training else None,
+            mask=mask,
         )
         self._count_batch()
         return output

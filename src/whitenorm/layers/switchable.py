@@ -24,7 +24,12 @@ class SwitchableWhitening(PopulationWhitening):
               y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
 
     with ω and ω' the softmax of learned logits, equal at the start. ``("bw", "iw")`` is the paper's SW^a,
-    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics stand for the batch's part.
+    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics stand for the batch's part. The paper
+    computes ZCA, names its decomposition the bottleneck on GPUs, and leaves a faster one open: Newton's iteration is
+    the default here, and ``solver="zca"`` is the paper's.
+
+    A sample with a single position, such as a 1×1 map, has neither an instance covariance nor an instance variance.
+    There the mix is of the statistics that exist (``"bw"``, ``"bn"``, ``"ln"``), with their weights scaled to sum to 1.
 
     Args:
         num_features: C.
@@ -43,8 +48,7 @@ class SwitchableWhitening(PopulationWhitening):
         device, dtype: of parameters and buffers.
 
     Shape:
-        ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same; with batch statistics only,
-        also ``(N, C)``.
+        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.
 
     Examples::
 
