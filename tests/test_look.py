@@ -20,7 +20,10 @@ def number():
     return 3
 
 def of_width(width):
-    return nn.BatchNorm2d(width)
+    return IterNorm(width, 4)
+
+def tokens():
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
 
 def narrow(width):
     return nn.BatchNorm2d(width // 2)
@@ -98,6 +101,7 @@ def test_a_model_in_place_of_a_function(file, capsys):
     [
         (["--layer", "iternrm"], "(got 'iternrm'); did you mean iternorm?"),
         (["--layer", "gw", "--where", "s1-b9"], "expected where to be one of"),
+        (["--layer", "{file}:narrow"], "expected the function to return a layer for width 8 (got BatchNorm2d for 4)"),
         (["--layer", "{file}:odd"], "expected group_size to divide the 8 channels"),
         (["--layer", "{file}:narow"], "did you mean narrow?"),
     ],
@@ -111,18 +115,17 @@ def test_a_conversion_that_cannot_be_is_refused_before_anything_is_computed(file
     assert len(printed.err.splitlines()) == 1
 
 
-def test_a_conversion_to_the_wrong_width_is_no_matter_of_the_batch(file, capsys):
-    assert main(["inspect", f"{file}:net", *SHAPE, "--layer", f"{file}:narrow"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "4" in printed.err
-    assert "--shape" not in printed.err
-    assert len(printed.err.splitlines()) == 1
-
-
 def test_a_conversion_by_a_function(file, capsys):
     assert main(["inspect", f"{file}:net", *SHAPE, "--layer", f"{file}:of_width"]) == 0
     assert f"with {file}:of_width at all" in capsys.readouterr().out
+
+
+def test_what_is_not_as_asked_is_said_in_plain_words(file, capsys):
+    assert main(["inspect", f"{file}:tokens", "--shape", "64", "8", "--layer", "iternorm"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "some layers are not what was asked for" in printed.out
+    assert "LayerWhitening stands for it" in printed.out
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from whitenorm.lab.inspected import batch_of_run, from_file, is_run, model_of
 from whitenorm.lab.near import near
 from whitenorm.lab.terminal import terminal
 from whitenorm.models import convert_, recipes
-from whitenorm.models.layers import NAMES, LayerLike
+from whitenorm.models.layers import TARGETS, LayerLike
 
 _SHAPE = (16, 3, 64, 64)
 
@@ -56,7 +57,7 @@ def run(options: Inspect) -> dict[str, Inspection]:
     if layer is not None:
         # What cannot be converted is told before the first number.
         recipes.plan(model, layer, options.where)
-    batch, note = _batch(options)
+    batch, notes = _batch(options)
     for path in (options.json, options.csv, options.html):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,14 +67,18 @@ def run(options: Inspect) -> dict[str, Inspection]:
     reports = {"before": _inspected(model, batch, expected)}
     if layer is not None:
         expected = f"expected a --layer with which the model runs (got {options.layer}"
-        reports["after"] = _inspected(convert_(model, layer, options.where), batch, expected)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = convert_(model, layer, options.where)
+        notes += [str(warning.message) for warning in caught]
+        reports["after"] = _inspected(model, batch, expected)
     # All files before the first word: who reads only that, as head does, ends the command there.
     written = _write(options, titles, reports)
     for name, report in reports.items():
         console.print(titles[name], style="bold", soft_wrap=True)
         console.print(str(report), soft_wrap=True, highlight=False)
         console.print()
-    for line in ([] if note is None else [note]) + written:
+    for line in notes + written:
         console.print(line, soft_wrap=True)
     return reports
 
@@ -99,22 +104,22 @@ def _layer(name: str) -> LayerLike:
     if ".py:" in name:
         found: LayerLike = from_file(*name.rsplit(":", 1))
         return found
-    if name not in NAMES:
+    if name not in TARGETS:
         raise ValueError(
-            f"expected --layer to be one of {', '.join(NAMES)}, or file.py:name (got {name!r}){near(name, NAMES)}"
+            f"expected --layer to be one of {', '.join(TARGETS)}, or file.py:name (got {name!r}){near(name, TARGETS)}"
         )
     return name
 
 
-def _batch(options: Inspect) -> tuple[Any, str | None]:
+def _batch(options: Inspect) -> tuple[Any, list[str]]:
     """The batch, and what is to be said about it."""
     if options.data is not None:
-        return _read(options.data), None
+        return _read(options.data), []
     if options.shape or not is_run(options.model):
-        return torch.randn(options.shape or _SHAPE), None
+        return torch.randn(options.shape or _SHAPE), []
     batch, why = batch_of_run(options.model)
     shape = " × ".join(map(str, batch.shape))
-    return batch, f"Measured on training images, {shape}." if why is None else f"Measured on noise, {shape}: {why}"
+    return batch, [f"Measured on training images, {shape}." if why is None else f"Measured on noise, {shape}: {why}"]
 
 
 def _read(path: Path) -> Any:
