@@ -392,3 +392,9 @@ def test_a_compiled_model_that_has_run():
     compiled = torch.compile(net, backend="eager")
     compiled(torch.randn(8, 4))
     assert [row.name for row in inspect(compiled, torch.randn(8, 4))] == ["1"]
+
+
+def test_instance_and_rms_norms_are_norms_too():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Flatten(2), nn.RMSNorm(36))
+    report = inspect(model, torch.randn(4, 3, 8, 8))
+    assert [(row.name, row.width) for row in report] == [("1", 8), ("3", 36)]

@@ -19,7 +19,8 @@ from whitenorm.layers import LayerWhitening
 from whitenorm.layers.base import Whitening
 
 _BATCH = nn.modules.batchnorm._BatchNorm
-_NORMS = (Whitening, LayerWhitening, _BATCH, nn.GroupNorm, nn.LayerNorm)
+_INSTANCE = nn.modules.instancenorm._InstanceNorm
+_NORMS = (Whitening, LayerWhitening, _BATCH, _INSTANCE, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def norms_of(model: nn.Module) -> dict[nn.Module, str]:
@@ -29,7 +30,8 @@ def norms_of(model: nn.Module) -> dict[nn.Module, str]:
     }
     if not layers:
         raise ValueError(
-            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Group- or LayerNorm)"
+            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Instance-, Group-, "
+            "Layer- or RMSNorm)"
         )
     return layers
 
