@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test lint format bench torture clean
 
 setup: $(READY)
 
@@ -30,6 +30,10 @@ format: $(READY)
 # One OpenMP thread a worker: two workers of two threads stall each other on two cores.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
+
+# Training runs killed at random, and damaged: ARGS="--kills 100 --seed 1".
+torture: $(READY)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,5 +1,6 @@
 """What is done with a run's folder: the model loaded, its numbers taken again."""
 
+import json
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 import whitenorm
 from whitenorm.cli import main
 from whitenorm.lab import data
+from whitenorm.lab.sealed import packed
 from whitenorm.lab.training import Train, fit, load, recalibration, sources
 from whitenorm.lab.training.batches import normalisation
 from whitenorm.lab.training.evaluation import Evaluate, evaluate
@@ -66,8 +68,8 @@ def test_nothing_to_load(tmp_path, run):
     (tmp_path / "config.json").write_bytes((run[0] / "config.json").read_bytes())
     with pytest.raises(OSError, match=r"expected weights\.pt or a checkpoint"):
         load(tmp_path)
-    for content in ("[]", "{}", '{"net": "x", "colour": 1}', "{"):
-        (tmp_path / "config.json").write_text(content)
+    for content in ("[]", "{}", '{"net": "x", "colour": 1}', "{", json.dumps(packed({"colour": 1})), "\udc80"):
+        (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
         with pytest.raises(OSError, match="expected"):
             load(tmp_path)
 

@@ -2,10 +2,8 @@
 
 import csv
 import errno
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +20,7 @@ from whitenorm.cli import main
 from whitenorm.lab import data, nets
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.checkpoints import saved
-from whitenorm.lab.training.outcome import Outcome
+from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.presets import PRESETS
 from whitenorm.lab.training.schedules import factor
 from whitenorm.lab.training.sync import synchronise_
@@ -45,22 +43,6 @@ OPTIONS = {
     "quiet": True,
 }
 STEPS = 3
-# Runs with these options, and is killed before a step.
-KILLED = """
-import json, os, signal, sys, torch
-from pathlib import Path
-from lightning.pytorch import Callback
-from whitenorm.lab.training import Train, fit
-
-class Kill(Callback):
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-options = json.loads(sys.argv[1])
-torch.set_num_threads(options.pop("threads"))
-fit(Train(**options | {"folder": Path(options["folder"])}), callbacks=[Kill()])
-"""
 
 
 class Stop(Callback):
@@ -104,7 +86,7 @@ def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
 
 def test_folder_holds_everything(whole):
     folder, outcome = whole
-    assert Outcome.from_dict(json.loads((folder / "outcome.json").read_text())) == outcome
+    assert RunFolder(folder).outcome() == outcome
     assert fit(Train(**OPTIONS, folder=folder)) == outcome, "a run that is done is not run again"
     assert [path.name for path in saved(folder / "checkpoints")] == ["step-000000006.ckpt", "step-000000009.ckpt"]
     rows = list(csv.DictReader(next(folder.glob("logs/csv/*/metrics.csv")).read_text().splitlines()))
@@ -118,17 +100,6 @@ def test_seed_decides_everything(whole):
     again = fit(Train(**OPTIONS))
     assert numbers(again) == numbers(outcome)
     assert numbers(fit(Train(**OPTIONS, seed=1))) != numbers(outcome)
-
-
-def test_killed_in_the_middle_of_an_epoch(whole, tmp_path):
-    folder = tmp_path / "killed"
-    options = {**OPTIONS, "folder": str(folder), "checkpoint_steps": 1, "threads": torch.get_num_threads()}
-    process = subprocess.run([sys.executable, "-c", KILLED, json.dumps(options)], check=False, capture_output=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    assert saved(folder / "checkpoints")[-1].name == "step-000000004.ckpt"
-    outcome = fit(Train(**OPTIONS, folder=folder, checkpoint_steps=1))
-    assert numbers(outcome) == numbers(whole[1])
-    assert same_weights(folder, whole[0])
 
 
 @pytest.mark.parametrize("step", [STEPS, STEPS + 2, 2 * STEPS])
@@ -154,7 +125,7 @@ def test_truncated_checkpoint(whole, tmp_path, capsys):
     newest.write_bytes(newest.read_bytes()[:-1000])
     outcome = fit(Train(**{**OPTIONS, "quiet": False}, folder=tmp_path))
     said = capsys.readouterr().out
-    assert f"{newest} is not whole" in said
+    assert f"{newest} is not used: its checksum does not match. It is set aside as {newest.name}.damaged1." in said
     assert "Going on from" in said
     assert "step-000000003" in said
     assert numbers(outcome) == numbers(whole[1])
@@ -270,7 +241,7 @@ def test_two_processes_are_one(tmp_path):
     process = subprocess.run(command, check=False, capture_output=True, env=environment)
     assert process.returncode == 0, process.stderr.decode()
     assert process.stdout.decode().count("epoch 2/2") == 1
-    outcome = Outcome.from_dict(json.loads((tmp_path / "outcome.json").read_text()))
+    outcome = RunFolder(tmp_path).outcome()
     alone = fit(Train(**options, quiet=True))
     for ours, theirs in zip(numbers(outcome), numbers(alone), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)

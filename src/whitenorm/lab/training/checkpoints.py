@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
+from whitenorm.lab import sealed
+
 KEPT = 2
+_KEYS = {"state_dict", "global_step", "epoch", "loops", "optimizer_states", "lr_schedulers", "whitenorm"}
+
+
+class AnotherRunError(ValueError):
+    """The folder, or a checkpoint in it, is that of another configuration."""
 
 
 def write(path: Path, content: bytes) -> None:
@@ -34,17 +40,22 @@ def write(path: Path, content: bytes) -> None:
         ) from error
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a file that is not used, so that nothing is lost, and return its new name."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged{number}")).exists():
+        number += 1
+    return path.rename(aside)
+
+
 class WholeFiles(CheckpointIO):
-    """Lightning's reading and writing of checkpoints, in one piece."""
+    """Lightning's reading and writing of checkpoints, in one piece, with a checksum."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        # Through memory, as an error inside torch.save's own file writer hides the system's.
-        buffer = io.BytesIO()
-        torch.save(checkpoint, buffer)
-        write(Path(path), buffer.getvalue())
+        write(Path(path), sealed.archive(checkpoint))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint: dict[str, Any] = torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        checkpoint: dict[str, Any] = sealed.read_archive(Path(path))
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -61,7 +72,8 @@ class Checkpoints(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # The last one of an epoch, or of all, comes with the epoch's numbers.
-        inside = (batch_idx + 1) % trainer.num_training_batches and not trainer.should_stop
+        last = trainer.global_step == pl_module.total_steps
+        inside = (batch_idx + 1) % trainer.num_training_batches and not last
         if self.steps is not None and inside and trainer.global_step % self.steps == 0:
             pl_module.check_finite()  # type: ignore[operator]
             self._save(trainer)
@@ -82,15 +94,33 @@ def saved(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.ckpt"))
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that can be read, and what is to be said about those that cannot."""
-    said = []
+def newest_whole(
+    folder: Path, fits: Callable[[dict[str, Any]], object] = lambda checkpoint: None
+) -> tuple[Path | None, dict[Path, str]]:
+    """The newest checkpoint that is whole and fits, and those after it that are not, with what is wrong.
+
+    Args:
+        folder: of checkpoints.
+        fits: raises a ValueError that says why a checkpoint is not to be used.
+
+    Raises:
+        AnotherRunError: as ``fits`` does, of a checkpoint that is whole and of another configuration.
+    """
+    wrong: dict[Path, str] = {}
     for path in reversed(saved(folder)):
         try:
-            torch.load(path, map_location="cpu", weights_only=True)
-        # A file cut short fails in as many ways as there are places to cut.
-        except Exception as error:
-            said.append(f"{path} is not whole ({type(error).__name__}); the checkpoint before it is used.")
+            checkpoint = sealed.read_archive(path)
+            missing = _KEYS - set(checkpoint) if isinstance(checkpoint, dict) else _KEYS
+            if missing:
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            if not isinstance(checkpoint["whitenorm"], dict):
+                raise ValueError("it is not one of whitenorm train")
+            fits(checkpoint)
+        except AnotherRunError:
+            raise
+        # The last three come from what is in no order that is known.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            wrong[path] = str(error)
         else:
-            return path, said
-    return None, said
+            return path, wrong
+    return None, wrong

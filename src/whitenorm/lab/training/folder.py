@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from whitenorm.lab.training.checkpoints import write
+from whitenorm.lab import sealed
+from whitenorm.lab.training.checkpoints import AnotherRunError, newest_whole, saved, set_aside, write
 from whitenorm.lab.training.config import ASIDE, Train
 from whitenorm.lab.training.outcome import Outcome
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class Description:
 
 
 class RunFolder:
-    """``config.json``, ``outcome.json`` when done, ``weights.pt``, ``checkpoints/`` and ``logs/``."""
+    """``config.json``, ``outcome.json`` when done, ``weights.pt``, ``checkpoints/`` and ``logs/``.
+
+    All have checksums. What does not match is an OSError where it is read, and renamed where a run goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,72 +42,91 @@ class RunFolder:
         )
 
     def check(self, config: Train) -> None:
-        """Refuse a folder of another configuration."""
-        if not self._config.exists():
+        """Refuse a folder of another configuration; one without a checkpoint or an outcome is nobody's."""
+        if not self._config.exists() or not (self._outcome.exists() or saved(self.checkpoints)):
             return
-        old, new = self.config().to_dict(), config.to_dict()
-        differing = [name for name in new if name not in ASIDE and old[name] != new[name]]
+        try:
+            old = self.config()
+        except OSError:
+            # Checkpoints have it too.
+            return
+        self.check_same(old.to_dict(), config)
+
+    def check_same(self, old: dict[str, Any], config: Train) -> None:
+        """Refuse another configuration than that of the folder, as JSON has it."""
+        new = config.to_dict()
+        differing = [name for name in new if name not in ASIDE and old.get(name) != new[name]]
         if differing:
-            listed = ", ".join(f"{name} (was {old[name]!r}, now {new[name]!r})" for name in differing)
-            raise ValueError(
+            listed = ", ".join(f"{name} (was {old.get(name)!r}, now {new[name]!r})" for name in differing)
+            raise AnotherRunError(
                 f"expected the configuration that {self.path} was made with (got other values of {listed}); choose "
                 "another --folder, or remove that one"
             )
 
     def claim(self, config: Train, description: Description) -> None:
         """Take the folder for a configuration."""
-        if not self._config.exists():
-            content = {**config.to_dict(), "described": asdict(description)}
-            write(self._config, (json.dumps(content, indent=2) + "\n").encode())
+        content = {**config.to_dict(), "described": {**asdict(description), "shape": list(description.shape)}}
+        content["described"]["given"] = list(description.given)
+        write(self._config, (json.dumps(sealed.packed(content), indent=2) + "\n").encode())
+
+    def mend(self, fits: Callable[[dict[str, Any]], object]) -> tuple[Path | None, list[str]]:
+        """Where to go on from, if anywhere; what is damaged is renamed, with a line that says so for each."""
+        lines = []
+        for file, read in ((self._config, self.config), (self._outcome, self.outcome), (self._weights, self.weights)):
+            if file.exists():
+                try:
+                    read()
+                except OSError as error:
+                    lines.append(f"{error} It is set aside as {set_aside(file).name}.")
+        checkpoint, wrong = newest_whole(self.checkpoints, fits)
+        for path, why in wrong.items():
+            lines.append(f"{path} is not used: {why}. It is set aside as {set_aside(path).name}.")
+        if wrong:
+            lines.append("There is no checkpoint before it; training begins anew." if checkpoint is None else "")
+        return checkpoint, [line for line in lines if line]
 
     def config(self) -> Train:
         """The run's configuration."""
-        content = self._content()
-        try:
+
+        def made(content: dict[str, Any]) -> Train:
             return Train.from_dict({name: value for name, value in content.items() if name != "described"})
-        except (TypeError, ValueError) as error:
-            raise OSError(f"expected a configuration of whitenorm train in {self._config} ({error})") from error
+
+        if not self._config.exists():
+            raise OSError(f"expected a folder of whitenorm train (got {self.path}, which has no config.json)")
+        return _read(self._config, _json, made)
 
     def description(self) -> Description:
         """What the run's net was built for."""
-        try:
-            described = self._content()["described"]
-            classes, shape, given = described["classes"], tuple(described["shape"]), tuple(described["given"])
-        except (KeyError, TypeError) as error:
-            raise OSError(
-                f"expected the number of classes and the shape of images in {self._config} (got a file without them, "
-                "as of an older version); train again"
-            ) from error
-        return Description(classes, shape, given)
+
+        def made(content: dict[str, Any]) -> Description:
+            described = content["described"]
+            return Description(described["classes"], tuple(described["shape"]), tuple(described["given"]))
+
+        return _read(self._config, _json, made)
 
     def outcome(self) -> Outcome | None:
         """The results, if the run is done."""
-        return Outcome.from_dict(self._read(self._outcome)) if self._outcome.exists() else None
+        return _read(self._outcome, _json, Outcome.from_dict) if self._outcome.exists() else None
 
     def weights(self) -> dict[str, Tensor] | None:
         """The final weights, if the run is done."""
-        if not self._weights.exists():
-            return None
-        state: dict[str, Tensor] = torch.load(self._weights, map_location="cpu", weights_only=True)
-        return state
+        return _read(self._weights, sealed.read_archive, dict) if self._weights.exists() else None
 
     def finish(self, outcome: Outcome, model: nn.Module) -> None:
         """Write the weights, and then the outcome, which says that the run is done."""
-        buffer = io.BytesIO()
-        torch.save(model.state_dict(), buffer)
-        write(self._weights, buffer.getvalue())
-        write(self._outcome, (json.dumps(outcome.to_dict(), indent=2) + "\n").encode())
+        write(self._weights, sealed.archive(model.state_dict()))
+        write(self._outcome, (json.dumps(sealed.packed(outcome.to_dict()), indent=2) + "\n").encode())
 
-    def _content(self) -> dict[str, Any]:
-        if not self._config.exists():
-            raise OSError(f"expected a folder of whitenorm train (got {self.path}, which has no config.json)")
-        return self._read(self._config)
 
-    def _read(self, file: Path) -> dict[str, Any]:
-        try:
-            content = json.loads(file.read_text())
-        except ValueError as error:
-            raise OSError(f"expected JSON in {file} (got something else: {error}); remove it") from error
-        if not isinstance(content, dict):
-            raise OSError(f"expected a JSON object in {file} (got {type(content).__name__}); remove it")
-        return content
+def _json(file: Path) -> dict[str, Any]:
+    return sealed.unpacked(json.loads(file.read_bytes()))
+
+
+def _read(file: Path, read: Callable[[Path], Any], made: Callable[[Any], _T]) -> _T:
+    try:
+        return made(read(file))
+    except (KeyError, TypeError, ValueError) as error:
+        raise OSError(
+            f"expected {file} as whitenorm train writes it (got a damaged or foreign file: {error}); give the training "
+            "command again."
+        ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from whitenorm.lab import nets
+from whitenorm.lab import nets, sealed
 from whitenorm.lab.training.checkpoints import newest_whole
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.folder import Description, RunFolder
@@ -71,11 +71,11 @@ def weights(folder: RunFolder) -> dict[str, Tensor]:
     """The state of a run's model: the final one, or else that of the newest checkpoint."""
     if (final := folder.weights()) is not None:
         return final
-    checkpoint, unreadable = newest_whole(folder.checkpoints)
+    checkpoint, wrong = newest_whole(folder.checkpoints)
     if checkpoint is None:
         raise OSError(
             f"expected weights.pt or a checkpoint in {folder.path} (got neither); train until there is one"
-            + "".join(f". {line}" for line in unreadable)
+            + "".join(f". {path} is damaged: {why}" for path, why in wrong.items())
         )
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    state = sealed.read_archive(checkpoint)["state_dict"]
     return {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}

@@ -186,6 +186,7 @@ class Classifier(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["whitenorm"] = {
+            "config": self.config.to_dict(),
             "history": [asdict(epoch) for epoch in self.history],
             "scores": self.train_scores.sums(),
             "lr": self._lr,
@@ -194,6 +195,22 @@ class Classifier(lightning.LightningModule):
                 "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             },
         }
+
+    def check_state(self, checkpoint: dict[str, Any]) -> None:
+        """A ValueError where a checkpoint is not one of this module's runs."""
+        missing = {"config", "history", "scores", "lr", "rng"} - set(checkpoint["whitenorm"])
+        if missing:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}, as of another version")
+        try:
+            history = [Epoch(**epoch) for epoch in checkpoint["whitenorm"]["history"]]
+        except TypeError as error:
+            raise ValueError(f"its history is of another version ({error})") from error
+        steps = [epoch.step for epoch in history]
+        if steps != sorted(set(steps)) or steps[-1:] > [checkpoint["global_step"]]:
+            raise ValueError(f"its history is not that of {checkpoint['global_step']} steps (got {steps[-3:]})")
+        shapes = {name: value.shape for name, value in self.state_dict().items()}
+        if shapes != {name: value.shape for name, value in checkpoint["state_dict"].items()}:
+            raise ValueError("its weights are not those of this net")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["whitenorm"]
