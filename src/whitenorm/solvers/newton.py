@@ -12,8 +12,9 @@ from whitenorm.core.blocks import Ring
 from whitenorm.core.mode import is_transformed
 from whitenorm.solvers.base import Pullback, Solver, by_chunks, smallest, symmetric, trace
 
-# Products that are still needed at any time, going forward or going back.
+# Products that are still needed at any time, in the iteration, and in it with its derivative beside it.
 _IN_USE = 6
+_IN_USE_WITH_DERIVATIVE = 14
 
 
 class Newton(Solver):
@@ -31,7 +32,9 @@ class Newton(Solver):
     directions whose share of the trace is small: their variance stays below one, by design. With
     ``steps=0`` it only scales.
 
-    Gradients pass through the trace. The iterates are not kept for backward, but computed again.
+    Gradients pass through the trace, and need no way back through the iterates: W is a polynomial of a symmetric
+    matrix, so its derivative is its own adjoint, and a gradient is taken back by the *forward* derivative in its
+    direction. It is computed beside the iteration; nothing is kept but the covariance and W.
 
     Example::
 
@@ -55,8 +58,8 @@ class Newton(Solver):
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         cov, whitening = kept
-        rings = Ring(3 * self.steps + 1), Ring(_IN_USE)
-        return whitening, lambda grad: by_chunks(partial(self._pull_back, *rings), cov, whitening, grad)
+        ring = Ring(_IN_USE_WITH_DERIVATIVE)
+        return whitening, lambda grad: by_chunks(partial(self._pull_back, ring), cov, whitening, grad)
 
     def reduced(self, lost_trace: float) -> Solver | None:
         if type(self) is not Newton:
@@ -74,18 +77,15 @@ class Newton(Solver):
             iterate = _next(ring, *iterate)
         return _times(iterate.t, iterate.z, ring) / root_trace
 
-    def _pull_back(self, ring: Ring, grads: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
+    def _pull_back(self, ring: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
         root_trace = (trace(cov) + self._lost_trace).clamp_min(smallest(cov.dtype)).sqrt()
         through_trace = _inner(grad, whitening) / 2
         if self.steps == 0:
             return torch.diag_embed((-through_trace / root_trace**2).squeeze(-1).expand(cov.shape[:-1]))
-        iterates = [_first(ring, cov, root_trace)]
-        for _ in range(1, self.steps):
-            iterates.append(_next(ring, *iterates[-1]))
-        grad_first = _backward_steps(iterates, torch.div(grad, root_trace, out=grads(grad)), grads)
-        grad_scaled = symmetric(grad_first) / -2
-        through_trace = through_trace + _inner(grad_scaled, cov) / root_trace**2
-        return _plus_identity(grad_scaled, -through_trace.squeeze(-1)) / root_trace**2
+        along = torch.div(symmetric(grad), root_trace, out=ring(grad))
+        derivative = symmetric(_derivative(_with_ridge(cov / root_trace**2), along, self.steps, ring))
+        through_trace = through_trace + _inner(derivative, cov) / root_trace**2
+        return _plus_identity(derivative, -through_trace.squeeze(-1)) / root_trace**2
 
 
 class _Iterate(NamedTuple):
@@ -97,13 +97,16 @@ class _Iterate(NamedTuple):
 
 
 def _first(ring: Ring, cov: Tensor, root_trace: Tensor) -> _Iterate:
-    """The start has a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
+    y = _with_ridge(torch.mul(cov, -0.5 / root_trace**2, out=ring(cov)), -1)
+    return _Iterate(y, None, _plus_identity(y.clone(), 1.5))
+
+
+def _with_ridge(start: Tensor, sign: int = 1) -> Tensor:
+    """The start with a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
     would leave for infinity.
     """
-    y = torch.mul(cov, -0.5 / root_trace**2, out=ring(cov))
-    rounding = 2 * torch.finfo(y.dtype).eps * torch.linalg.matrix_norm(y.detach())
-    y = _plus_identity(y, -rounding.unsqueeze(-1))
-    return _Iterate(y, None, _plus_identity(y.clone(), 1.5))
+    rounding = 2 * torch.finfo(start.dtype).eps * torch.linalg.matrix_norm(start.detach())
+    return _plus_identity(start, sign * rounding.unsqueeze(-1))
 
 
 def _next(ring: Ring, y: Tensor, z: Tensor | None, t: Tensor) -> _Iterate:
@@ -112,24 +115,36 @@ def _next(ring: Ring, y: Tensor, z: Tensor | None, t: Tensor) -> _Iterate:
     return _Iterate(y, z, _plus_identity(torch.bmm(z, y, out=ring(y)), 1.5))
 
 
-def _backward_steps(iterates: list[_Iterate], grad_z: Tensor, ring: Ring) -> Tensor:
-    """The gradient of the last Z taken back to the first Y.
+def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring) -> Tensor:
+    r"""The derivative of the last Z by the start, in the direction ``along``, both symmetric.
 
-    The iterates are symmetric, so no product needs a transposed operand. The gradients between steps are not, and
-    must stay so: replacing them by their symmetric part, though it changes no sum, makes the recursion unstable.
+    With :math:`U = Z^2 \Sigma_N`, which stays a function of itself, and :math:`S = 3I - U`, a step is
+
+    .. math:: U' = \tfrac14 U S^2, \qquad Z' = \tfrac12 Z S, \qquad M = dU\, S, \qquad
+              dU' = \tfrac14 (M S - U (M + M^T)), \qquad dZ' = \tfrac12 (dZ\, S - Z\, dU)
+
+    from Z = I and dZ = 0. Products with S are products with U and a multiple added, so that S is never made.
     """
-    grad_y = None
-    for y, z, t in reversed(iterates):
-        grad_t = _times(grad_z, z, ring)
-        grad_t = grad_t if grad_y is None else grad_t.baddbmm_(y, grad_y)
-        if z is None:
-            through_t = grad_t
-        else:
-            grad_z = torch.bmm(t, grad_z, out=ring(t)).baddbmm_(grad_t, y)
-            through_t = torch.bmm(z, grad_t, out=ring(t))
-        grad_y = through_t if grad_y is None else through_t.baddbmm_(grad_y, t)
-    assert grad_y is not None
-    return grad_y
+    u, du = start, along
+    # Of the first step, whose Z is I and dZ is 0.
+    z, dz = _scaled_identity(u, 1.5, -0.5, ring), torch.mul(du, -0.5, out=ring(du))
+    for step in range(1, steps):
+        m = torch.baddbmm(du, du, u, beta=3, alpha=-1, out=ring(u))
+        both = torch.add(m, m.mT, out=ring(u))
+        du = torch.baddbmm(m, m, u, beta=0.75, alpha=-0.25, out=ring(u))
+        du = torch.baddbmm(du, u, both, alpha=-0.25, out=ring(u))
+        us = torch.baddbmm(u, u, u, beta=3, alpha=-1, out=ring(u))
+        u = torch.baddbmm(us, us, u, beta=0.75, alpha=-0.25, out=ring(u))
+        dz = torch.baddbmm(dz, dz, u, beta=1.5, alpha=-0.5, out=ring(u))
+        dz = torch.baddbmm(dz, z, du, alpha=-0.5, out=ring(u))
+        if step < steps - 1:
+            z = torch.baddbmm(z, z, u, beta=1.5, alpha=-0.5, out=ring(u))
+    return dz
+
+
+def _scaled_identity(matrix: Tensor, identity: float, factor: float, ring: Ring) -> Tensor:
+    """identity·I + factor·matrix."""
+    return _plus_identity(torch.mul(matrix, factor, out=ring(matrix)), identity)
 
 
 def _times(a: Tensor, z: Tensor | None, ring: Ring) -> Tensor:
