@@ -24,6 +24,7 @@ from rich.progress import (
 from benchmarks import layers, models, report, solvers
 from whitenorm.lab.costs import RESNET50
 from whitenorm.lab.machine import machine
+from whitenorm.lab.terminal import terminal
 from whitenorm.lab.timing import sgemm_rate
 
 ROOT = Path(__file__).parent
@@ -46,7 +47,7 @@ class Bench:
 
 def run(bench: Bench) -> dict[str, Any]:
     """Measure, write the JSON, and make tables and picture from it."""
-    console = Console()
+    console = terminal()
     results = measure(bench, console)
     path = bench.out or ROOT / "results" / ("quick.json" if bench.quick else "full.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def run(bench: Bench) -> dict[str, Any]:
     if bench.out is None and not bench.quick:
         report.update_readme(ROOT.parent / "README.md", text)
     console.print(Markdown(text))
-    console.print(f"Results: {path}   Picture: {path.with_suffix('.png')}")
+    console.print(f"Results: {path}   Picture: {path.with_suffix('.png')}", soft_wrap=True)
     return results
 
 

@@ -42,6 +42,8 @@ _FACTS = """() => {
     width: document.documentElement.scrollWidth,
     fonts: fonts[0],
     clashes,
+    cut: [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)
+      .map(e => `${e.getAttribute('aria-label')}: ${e.scrollWidth} in ${e.clientWidth}`),
     plots: [...document.querySelectorAll('svg[role=img], canvas, img')].filter(seen)
       .map(e => [rect(e).width, rect(e).height]),
     broken: [...document.querySelectorAll('img')].filter(e => !e.complete || !e.naturalWidth).length,
@@ -59,6 +61,7 @@ class Seen:
     scroll_width: int
     smallest_font: tuple[float, str]
     clashes: list[str]
+    cut: list[str]
     plots: list[tuple[float, float]]
     broken_images: int
     unnamed_plots: int
@@ -109,6 +112,7 @@ def look(path: Path, width: int, dark: bool = False, screenshot: Path | None = N
         scroll_width=facts["width"],
         smallest_font=tuple(facts["fonts"]),
         clashes=facts["clashes"],
+        cut=facts["cut"],
         plots=[tuple(size) for size in facts["plots"]],
         broken_images=facts["broken"],
         unnamed_plots=facts["unnamed"],

@@ -50,6 +50,18 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As in timm: a norm with its activation."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.drop = nn.Identity()
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
 @torch.no_grad()
 def trained(model, seed=0):
     """As if trained: parameters and population statistics that are not the initial ones."""

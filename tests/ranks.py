@@ -1,7 +1,9 @@
 """What the processes of the distributed tests run: each compares itself with one process on the joined batch."""
 
 import copy
+import datetime
 
+import pytest
 import torch
 import torch.distributed as dist
 from cases import randomise
@@ -28,7 +30,9 @@ SIZES = {2: [(5, 3), (6, 0), (1, 1)], 3: [(4, 1, 3), (0, 5, 2)], 4: [(3, 2, 0, 4
 def start(rank, world, path, function):
     """A process of a gloo group."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    # A collective that some rank leaves out shall fail, not hang.
+    timeout = datetime.timedelta(seconds=90)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
     try:
         function(rank, world)
     finally:
@@ -70,6 +74,44 @@ def equal_to_the_joined_batch(rank, world):
                     close(summed(parameter.grad), other.grad, what + f"gradient of {key}")
                 for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
                     close(buffer, other, what + key)
+
+
+def padding_of_all_ranks_counts_for_nothing(rank, world):
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.IterNorm(6, 3).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    x = torch.randn(2 * world, 6, 5, dtype=torch.float64)
+    mask = torch.rand(2 * world, 5) < 0.6
+    mine = slice(2 * rank, 2 * rank + 2)
+    joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+    expected, y = alone(joined, mask=mask), layer(local, mask=mask[mine])
+    (expected**3).sum().backward()
+    (y**3).sum().backward()
+    close(y, expected[mine], "output with padding")
+    close(local.grad, joined.grad[mine], "gradient of the input with padding")
+    close(layer.running_whitening, alone.running_whitening, "running matrix with padding")
+
+
+def empty_on_all_ranks(rank, world):
+    """Leaves gradients at zero and statistics as they were; what comes after is as if it had not been."""
+    for name, make in LAYERS.items():
+        torch.manual_seed(0)
+        layer = whitenorm.synchronize_(randomise(make()))
+        x = torch.randn(5, 6, 4, 5) + rank
+        layer(x)
+        before, without = copy.deepcopy(dict(layer.named_buffers())), copy.deepcopy(layer)
+        empty = x[:0].clone().requires_grad_()
+        y = layer(empty)
+        y.sum().backward()
+        assert y.shape == empty.grad.shape == (0, 6, 4, 5)
+        for key, parameter in layer.named_parameters():
+            assert torch.equal(parameter.grad, torch.zeros_like(parameter)), f"{name}: gradient of {key}"
+        for key, buffer in layer.named_buffers():
+            assert torch.equal(buffer, before[key]), f"{name}: {key}"
+        layer(2 * x)
+        without(2 * x)
+        for buffer, other in zip(layer.buffers(), without.buffers(), strict=True):
+            assert torch.equal(buffer, other), name
 
 
 def one_collective_each_way(rank, world):
@@ -138,6 +180,31 @@ def inside_ddp_and_fsdp(rank, world):
             close(buffer, other, "buffers")
 
 
+def broadcast_buffers(rank, world):
+    """Into a running covariance in eval mode, and by DDP before a forward: the matrix is that of the new one."""
+    layer = whitenorm.BatchWhitening(4, solver="zca", population="covariance", affine=False)
+    layer(torch.randn(16, 4, generator=torch.Generator().manual_seed(rank)))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+
+    def same_on_all_ranks(y):
+        outputs = [torch.empty(3, 4) for _ in range(world)]
+        dist.all_gather(outputs, y.detach())
+        return all(torch.equal(output, outputs[0]) for output in outputs)
+
+    assert not same_on_all_ranks(layer.eval()(x))
+    for buffer in layer.buffers():
+        dist.broadcast(buffer, 0)
+    assert same_on_all_ranks(layer(x))
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), layer)).train()
+    layer.eval()
+    assert same_on_all_ranks(model(x))
+    if rank == 0:
+        layer.running_cov.mul_(9)
+    assert same_on_all_ranks(model(x))
+
+
 def subgroup_and_recalibration(rank, world):
     """Only the ranks of the group count; recalibration joins their data."""
     group = dist.new_group([0, 1])
@@ -156,10 +223,63 @@ def subgroup_and_recalibration(rank, world):
     close(layer[0].running_mean, values.mean(0), "recalibrated mean with an empty batch")
 
 
+class Unsynchronised(nn.SyncBatchNorm):
+    """Its own forward runs on GPUs only, but what is recalibrated are its inputs."""
+
+    forward = nn.BatchNorm2d.forward
+
+
+def recalibration_in_step(rank, world):
+    """Ranks with more or fewer batches than others, without any, or with an error: an error on all, and no change."""
+    model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.BatchWhitening(4)))
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(8, 4)
+
+    def broken():
+        yield x
+        if rank == 1:
+            raise OSError("disk")
+        yield x
+
+    class Unreadable:
+        def __iter__(self):
+            raise OSError("disk")
+
+    cases = {
+        "one without data": (ValueError, rf"got 0 on 1 of them, and more on {world - 1}\)", [] if rank == 1 else [x]),
+        "one with more": (ValueError, rf"got 2 on {world - 1} of them, and more on 1\)", [x] * (3 if rank == 0 else 2)),
+        "all without data": (ValueError, "at least one batch", []),
+        "all empty": (ValueError, "got 2 batches, and no values", [x[:0]] * 2),
+    }
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, "expected batch 2 on all ranks")
+    cases["one that breaks off"] = error, words, broken()
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, "expected batch 1 on all ranks")
+    cases["one that does not begin"] = error, words, Unreadable() if rank == 1 else [x]
+    for what, (error, words, batches) in cases.items():
+        with pytest.raises(error, match=words):
+            whitenorm.recalibrate_(model, batches, progress=False)
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key]), f"{what}: {key}"
+
+    # A rank whose batches are all empty takes the others' statistics.
+    data = torch.randn(world, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+    whitenorm.recalibrate_(model, data[rank] if rank == 0 else data[rank][:, :0], progress=False)
+    assert torch.allclose(model[0].running_mean, data[0].flatten(0, 1).mean(0), atol=1e-6)
+
+    norm = Unsynchronised(4)
+    whitenorm.recalibrate_(norm, data[rank][..., None, None], progress=False)
+    assert torch.allclose(norm.running_mean, data.flatten(0, 2).mean(0), atol=1e-6)
+    assert torch.allclose(norm.running_var, data.flatten(0, 2).var(0), atol=1e-6)
+
+
 def all_checks(rank, world):
     equal_to_the_joined_batch(rank, world)
+    padding_of_all_ranks_counts_for_nothing(rank, world)
+    empty_on_all_ranks(rank, world)
     one_collective_each_way(rank, world)
     offset_survives(rank, world)
     if world < 4:
         inside_ddp_and_fsdp(rank, world)
+        broadcast_buffers(rank, world)
         subgroup_and_recalibration(rank, world)
+        recalibration_in_step(rank, world)

@@ -1,6 +1,8 @@
 """The norms of a model that lightning trains."""
 
+import copy
 import csv
+import pickle
 
 import pytest
 import torch
@@ -105,3 +107,12 @@ def test_a_failure_leaves_nothing_on_the_model(tmp_path):
 def test_no_logger_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="expected a trainer with a logger"):
         fit(tmp_path, callbacks.NormMonitor(), loggers=False)
+
+
+def test_pickles_and_copies_after_a_fit(tmp_path):
+    callback = callbacks.NormMonitor(1, to=tmp_path / "norms.csv")
+    fit(tmp_path, callback, loggers=False, max_epochs=1)
+    for other in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
+        assert (other.every, other.to, other.monitor) == (1, callback.to, None)
+        fit(tmp_path, other, loggers=False, max_epochs=1)
+    assert len(rows_of(tmp_path / "norms.csv", "condition_after")) == 12

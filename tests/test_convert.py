@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from models import ResNet, trained
+from models import BatchNormAct2d, ResNet, trained
 from torch import nn
 
 import whitenorm
@@ -69,7 +69,7 @@ def test_group_norm_and_layer_norm():
     nn.init.uniform_(model["layer"].weight)
     weight = model["layer"].weight.clone()
     convert_(model, "gw")
-    assert isinstance(model["group"], whitenorm.GroupWhitening)
+    assert model["group"].num_groups == 4
     assert isinstance(model["layer"], whitenorm.LayerWhitening)
     assert model["layer"].normalized_shape == (4, 6)
     assert model["layer"].num_groups == 4
@@ -107,7 +107,8 @@ class FrozenBatchNorm2d(nn.Module):
 def test_frozen_batch_norm():
     norm = FrozenBatchNorm2d(8).eval()
     x = torch.randn(2, 8, 3, 3)
-    new = convert_(norm, "dbn")
+    with pytest.warns(UserWarning, match="the model: a frozen norm becomes one with batch statistics"):
+        new = convert_(norm, "dbn")
     assert torch.allclose(new(x), norm(x), atol=1e-5)
     assert not new.weight.requires_grad
 
@@ -223,18 +224,6 @@ def test_group_sizes_fit_each_width():
     assert [layer.group_size for layer in model] == [24, 48, 50]
 
 
-class BatchNormAct2d(nn.BatchNorm2d):
-    """As in timm: a norm with its activation."""
-
-    def __init__(self, width):
-        super().__init__(width)
-        self.drop = nn.Identity()
-        self.act = nn.ReLU()
-
-    def forward(self, x):
-        return self.act(self.drop(super().forward(x)))
-
-
 def test_the_activation_of_a_fused_norm_is_kept():
     norm = trained(BatchNormAct2d(8)).eval()
     x = torch.randn(2, 8, 3, 3)
@@ -287,8 +276,12 @@ def test_errors_say_what_was_expected():
         convert_(ResNet(), whitenorm.IterNorm(8))
     with pytest.raises(ValueError, match="return a layer for width 8"):
         convert_(ResNet(), lambda width: None)
-    with pytest.raises(ValueError, match="a name or a filter"):
-        convert_(ResNet(), "gw", ["bn1"])
+    with pytest.raises(ValueError, match="for width 8 \\(got IterNorm for 16\\)"):
+        convert_(ResNet(), lambda width: whitenorm.IterNorm(16))
+    with pytest.raises(ValueError, match="a list of module names or patterns, or a filter"):
+        convert_(ResNet(), "gw", 3)
+    with pytest.raises(ValueError, match=r"match a norm \(got 'bn7'"):
+        convert_(ResNet(), "gw", ["bn1", "bn7"])
     with pytest.raises(ValueError, match="expected a model"):
         convert_([ResNet()], "gw")
     with pytest.raises(ValueError, match="expected where to be one of"):
@@ -304,7 +297,7 @@ def test_errors_say_what_was_expected():
     with pytest.raises(ValueError, match="without a linear layer"):
         convert_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), "gw", "l1+df")
     with pytest.raises(ValueError, match="a layer for vectors"):
-        convert_(ResNet(), "sw", "l1+df")
+        convert_(ResNet(), "iw", "l1+df")
     with pytest.raises(ValueError, match="run the model once"):
         convert_(nn.LazyBatchNorm2d(), "gw")
 
@@ -324,7 +317,11 @@ def test_a_failing_conversion_leaves_the_model_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_converting_twice_finds_nothing_more():
-    model = convert_(ResNet(), "iternorm")
-    with pytest.raises(ValueError, match="at least one norm"):
-        convert_(model, "iternorm")
+@pytest.mark.parametrize("name", [*NAMES, "bn", "gn", "ln"])
+def test_the_same_conversion_twice_is_none_and_says_so(name):
+    model = ResNet() if name == "bn" else convert_(ResNet(), name)
+    layers = list(model.modules())
+    assert len(recipes.plan(model, name)) == 0
+    with pytest.warns(UserWarning, match="nothing is converted"):
+        convert_(model, name)
+    assert list(model.modules()) == layers

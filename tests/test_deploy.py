@@ -1,6 +1,7 @@
 """The rest of a model's life: compile, export, ONNX, mixed precision, averaged copies, safetensors."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -144,3 +145,30 @@ def test_folding_adds_no_flops():
     with FlopCounterMode(display=False) as folded:
         model(x)
     assert folded.get_total_flops() == bare.get_total_flops()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", [*channel_layers(12), *token_layers(12)])
+def test_torchscript_traces(name, grad):
+    layer, shape = make(name)
+    layer.eval()
+    with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        # TorchScript's own: that it is deprecated, and that it takes sizes for constants.
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(layer, torch.randn(4, *shape))
+    x = torch.randn(4, *shape)
+    assert torch.allclose(traced(x), layer(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 12), (4, 12, 6, 6)])
+@pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-plain"])
+def test_the_old_exporter_of_onnx_takes_batch_whitening(name, shape, tmp_path):
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, x = make(name)[0].eval(), torch.randn(shape)
+    file = str(tmp_path / "layer.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(layer, (x,), file, dynamo=False, input_names=["x"])
+    (y,) = onnxruntime.InferenceSession(file).run(None, {"x": x.numpy()})
+    assert torch.allclose(torch.from_numpy(y), layer(x), atol=1e-5)

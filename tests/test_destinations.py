@@ -72,8 +72,8 @@ def test_writers_functions_and_what_is_neither():
     with monitor(model, writer):
         train(model, 1)
     assert ("norm/3/gradient_ratio", 1) in writer.seen
-    for to in (None, 3):
-        with pytest.raises(ValueError, match=r"expected a \.csv file"), monitor(model, to):
+    for to in (None, 3, "x.txt", "runs/x.json"):
+        with pytest.raises(ValueError, match=r"expected a \.csv file, a folder for TensorBoard"), monitor(model, to):
             pass
     with pytest.raises(ValueError, match="every"), monitor(model, Kept(), every=0):
         pass

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import whitenorm
 
@@ -31,9 +32,39 @@ def test_a_clear_error_without_a_process_group():
 
 
 @pytest.mark.usefixtures("single_process")
-def test_a_model_without_batch_statistics_is_an_error():
+def test_a_model_without_whitening_is_an_error():
     with pytest.raises(ValueError, match="batch whitening layers"):
-        whitenorm.synchronize_(nn.Sequential(whitenorm.GroupWhitening(2, 4)))
+        whitenorm.synchronize_(nn.Sequential(nn.BatchNorm2d(4)))
+
+
+@pytest.mark.usefixtures("single_process")
+def test_a_model_of_sample_statistics_has_nothing_to_synchronise():
+    model = nn.Sequential(whitenorm.GroupWhitening(2, 4), whitenorm.LayerWhitening(4))
+    with pytest.warns(UserWarning, match="nothing is synchronised"):
+        assert whitenorm.synchronize_(model) is model
+
+
+@pytest.mark.usefixtures("single_process")
+def test_batch_norms_beside_whitening_stay_local_on_a_cpu_and_it_is_said():
+    model = nn.Sequential(whitenorm.IterNorm(4), nn.BatchNorm2d(4))
+    with pytest.warns(UserWarning, match=r"1 BatchNorms stay local \(1\)"):
+        whitenorm.synchronize_(model)
+    assert type(model[1]) is nn.BatchNorm2d
+
+
+@pytest.mark.usefixtures("single_process")
+def test_batch_norms_beside_whitening_become_synchronised_on_other_devices():
+    model = nn.Sequential(whitenorm.IterNorm(4), nn.BatchNorm2d(4)).to("meta")
+    whitenorm.synchronize_(model)
+    assert isinstance(model[1], nn.SyncBatchNorm)
+    assert model[1].process_group is dist.group.WORLD
+
+
+@pytest.mark.usefixtures("single_process")
+def test_what_was_synchronised_stays_so_in_a_conversion():
+    layer = whitenorm.synchronize_(whitenorm.IterNorm(4))
+    assert whitenorm.convert_(nn.Sequential(layer), "dbn")[0].process_group is dist.group.WORLD
+    assert isinstance(whitenorm.convert_(nn.Sequential(layer), "bn")[0], nn.SyncBatchNorm)
 
 
 @pytest.mark.usefixtures("single_process")
@@ -53,6 +84,31 @@ def test_a_second_derivative_is_a_clear_error():
     x = torch.randn(8, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match="process_group to None"):
         torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+
+class Called(TorchFunctionMode):
+    """Which of torch's functions were called."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = set()
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        self.functions.add(function)
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("name", ranks.LAYERS)
+def test_nothing_waits_for_the_device(name):
+    """No number is copied from the host, and none is read there."""
+    layer = whitenorm.synchronize_(ranks.LAYERS[name]())
+    x = torch.randn(8, 6, 3, 3, requires_grad=True)
+    with Called() as called:
+        layer(x).sum().backward()
+    assert torch.Tensor.matmul in called.functions
+    host = {torch.as_tensor, torch.tensor, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.equal}
+    assert not called.functions & host
 
 
 @pytest.mark.usefixtures("single_process")

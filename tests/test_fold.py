@@ -1,11 +1,10 @@
 """Whitening folded away: the same outputs, and nothing of it left, wherever it can go."""
 
 import copy
-import warnings
 
 import pytest
 import torch
-from models import ResNet, whitened
+from models import BatchNormAct2d, ResNet, trained, whitened
 from torch import nn
 
 import whitenorm
@@ -334,7 +333,8 @@ def test_the_trace_leaves_nothing_in_the_model():
 def test_a_watched_whitening_stays():
     model = nn.Sequential(nn.Conv2d(4, 8, 1), ready(whitenorm.IterNorm(8)))
     model[1].register_forward_pre_hook(lambda module, inputs: None)
-    assert left(fold_(model.eval())) == 1
+    with pytest.warns(UserWarning, match="is free of hooks"):
+        assert left(fold_(model.eval())) == 1
 
 
 def test_a_convolution_with_a_changed_forward_is_left_alone():
@@ -366,13 +366,15 @@ def test_a_residual_network(name):
 def test_layers_with_statistics_of_the_sample_stay():
     model = whitened(ResNet(), "gw")
     expected = model(torch.ones(2, 3, 8, 8))
-    assert left(fold_(model)) == 6
+    with pytest.warns(UserWarning, match="nothing is folded in ResNet: its whitening layers use statistics"):
+        assert left(fold_(model)) == 6
     assert torch.equal(model(torch.ones(2, 3, 8, 8)), expected)
 
 
 def test_a_layer_without_population_stays():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), whitenorm.IterNorm(4, track_running_stats=False)).eval()
-    assert left(fold_(model)) == 1
+    with pytest.warns(UserWarning, match="none keeps population statistics"):
+        assert left(fold_(model)) == 1
 
 
 def test_training_mode_is_an_error():
@@ -389,8 +391,47 @@ def test_frozen_weights_stay_frozen_and_dtypes_stay():
     assert not model[0].bias.requires_grad
 
 
-def test_a_model_without_whitening_is_returned_as_it_is():
+def test_a_model_without_whitening_is_returned_as_it_is_and_it_is_said():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match="it has no batch whitening layer; batch_norms=True folds BatchNorms"):
         assert fold_(model) is model
+    assert isinstance(model[1], nn.BatchNorm2d)
+
+
+class TestBatchNorms:
+    """Those that are left beside whitening layers."""
+
+    @pytest.mark.parametrize("where", ["l1", "s1-b2"])
+    def test_behind_convolutions(self, where):
+        model = trained(ResNet()).double()
+        model = whitenorm.convert_(model, "iternorm", where).eval()
+        x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+        expected = model(x)
+        folded = fold_(model, x, batch_norms=True)
+        assert torch.allclose(folded(x), expected, atol=1e-10)
+        assert not any(isinstance(module, (nn.BatchNorm2d, whitenorm.IterNorm)) for module in folded.modules())
+
+    def test_elsewhere_they_stay(self):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+        fold_(model.eval(), batch_norms=True)
+        assert [type(module) for module in model[2:]] == [nn.BatchNorm2d, nn.Conv2d, nn.Identity]
+
+    def test_depthwise_and_without_affine(self):
+        model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.BatchNorm2d(4, affine=False))
+        model = trained(model).eval()
+        x = torch.randn(2, 4, 6, 6)
+        expected = model(x)
+        assert torch.allclose(fold_(model, batch_norms=True)(x), expected, atol=1e-5)
+        assert isinstance(model[1], nn.Identity)
+
+    def test_the_activation_of_a_fused_norm_stays(self):
+        model = trained(nn.Sequential(nn.Conv2d(3, 8, 1), BatchNormAct2d(8))).eval()
+        x = torch.randn(2, 3, 6, 6)
+        expected = model(x)
+        assert torch.allclose(fold_(model, x, batch_norms=True)(x), expected, atol=1e-5)
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+    def test_by_default_they_stay(self):
+        model = whitenorm.convert_(ResNet(), "iternorm", "l1").eval()
+        fold_(model)
+        assert sum(isinstance(module, nn.BatchNorm2d) for module in model.modules()) == 5

@@ -10,7 +10,10 @@ from models import ResNet
 from torch import nn
 
 import whitenorm
-from whitenorm.diagnostics import condition_number, correlation, inspect, saved_bytes
+from whitenorm.diagnostics import Inspection, condition_number, correlation, inspect, saved_bytes
+from whitenorm.diagnostics.destinations import scalars
+from whitenorm.diagnostics.page import table
+from whitenorm.diagnostics.reports import COLUMNS
 
 
 def test_a_row_for_every_norm_in_the_order_they_run():
@@ -43,7 +46,7 @@ def test_numbers_are_those_of_the_measures():
     assert row.condition_after == pytest.approx(condition_number(model[1](features)), rel=1e-3)
     assert row.correlation_before == pytest.approx(correlation(features))
     assert row.correlation_after < 0.01
-    assert row.dead == 0
+    assert row.dead_before == row.dead_after == 0
 
 
 def test_gradient_ratio():
@@ -55,16 +58,34 @@ def test_gradient_ratio():
     assert row.gradient_ratio == pytest.approx(0.5, rel=1e-3)
 
 
-def test_dead_directions_and_drift():
-    model = nn.Sequential(nn.BatchNorm1d(4))
-    x = torch.randn(500, 4) * torch.tensor([1.0, 1.0, 1.0, 1e-4]) + 10
+def moved(model):
+    """As if its statistics had been updated, to a mean of zero and a variance of one."""
+    for module in model.modules():
+        if getattr(module, "num_batches_tracked", None) is not None:
+            module.num_batches_tracked += 1
+    return model
+
+
+def test_drift():
+    model = moved(nn.Sequential(nn.BatchNorm1d(4)))
+    x = torch.randn(500, 4) + 10
     (row,) = inspect(model, x)
-    assert row.dead == 0.25
     # Mean ten from a population of mean zero and variance one.
     assert row.drift == pytest.approx(10, rel=0.05)
     assert "recalibrate_" in row.advice[0]
     whitenorm.recalibrate_(model, [x], progress=False)
     assert inspect(model, x)[0].drift < 0.5
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), whitenorm.IterNorm(4), whitenorm.SwitchableWhitening(4)], ids=str)
+def test_statistics_that_were_never_updated_do_not_drift(layer):
+    x = torch.randn(64, 4, 6) + 10
+    (row,) = inspect(nn.Sequential(layer), x)
+    assert row.drift is None
+    assert row.advice == []
+    # Files of old have no count of batches, but statistics.
+    layer.running_mean += 1
+    assert inspect(nn.Sequential(layer), x)[0].drift > 1
 
 
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
@@ -89,9 +110,120 @@ def test_table_rows_and_json():
     assert text.splitlines()[0].split()[:3] == ["name", "kind", "C"]
     assert "GroupWhitening" in text
     assert json.loads(report.to_json())[0]["width"] == 8
-    singular = inspect(nn.Sequential(nn.BatchNorm1d(2)), torch.randn(8, 1).expand(8, 2))
-    assert singular[0].condition_before == math.inf
-    assert json.loads(singular.to_json())[0]["condition_before"] is None
+    constant = inspect(nn.Sequential(nn.BatchNorm1d(2)), torch.ones(8, 2))
+    assert math.isnan(constant[0].condition_before)
+    assert json.loads(constant.to_json())[0]["condition_before"] is None
+    assert "has died" in constant[0].advice[0]
+
+
+def test_every_form_has_the_same_columns():
+    keys = list(COLUMNS)
+    report = inspect(nn.Sequential(whitenorm.IterNorm(8)), torch.randn(64, 8, requires_grad=True))
+    assert list(report.to_dicts()[0]) == list(json.loads(report.to_json())[0]) == [*keys, "advice"]
+    assert list(report.to_frame().columns) == [*keys, "advice"]
+    assert ["name", "kind", *(key for column in table.COLUMNS for key in column.keys)] == keys
+    assert str(report).splitlines()[0].split() == " ".join(COLUMNS.values()).split()
+    assert {f"norm/0/{key}" for key in keys[4:]} - set(scalars(report)) == {"norm/0/drift"}
+
+
+def test_condition_numbers_leave_dead_directions_out():
+    torch.manual_seed(0)
+    x = torch.randn(400, 20) * torch.linspace(1, 3, 20)
+    (row,) = inspect(nn.Sequential(nn.Linear(20, 50), nn.BatchNorm1d(50)), x)
+    assert (row.dead_before, row.dead_after) == (30, 30)
+    assert 1 < row.condition90_before < row.condition_before < 1e4
+    assert 1 < row.condition90_after < row.condition_after < 1e4
+    assert row.advice == []
+    (row,) = inspect(nn.Sequential(nn.LayerNorm(20)), x)
+    assert (row.dead_before, row.dead_after) == (0, 1)
+    assert row.condition_after == pytest.approx(row.condition_before, rel=0.5)
+
+
+@pytest.mark.parametrize("solver", ["newton", "zca"])
+def test_whitening_brings_no_dead_direction_to_life(solver):
+    """What it amplifies of one is rounding."""
+    torch.manual_seed(0)
+    layer = whitenorm.BatchWhitening(32, solver=solver, eps=1e-8)
+    (row,) = inspect(nn.Sequential(nn.Linear(8, 32), layer), torch.randn(256, 8))
+    assert (row.dead_before, row.dead_after) == (24, 24)
+    assert row.condition_after < row.condition_before < 1e3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_rounding_is_that_of_the_dtype(dtype, offset):
+    torch.manual_seed(0)
+    x = (torch.randn(512, 24) + offset).to(dtype)
+    (row,) = inspect(nn.Sequential(nn.LayerNorm(24, dtype=dtype)), x)
+    assert (row.dead_before, row.dead_after) == (0, 1)
+
+
+def test_advice_when_the_batch_is_too_small_to_tell():
+    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64))
+    (row,) = inspect(model, torch.randn(16, 8))
+    assert row.dead_before >= 64 - 15
+    assert row.condition_before < math.inf
+    assert "16 values of 64 features vary in 15 directions at most" in row.advice[0]
+    assert "use a batch that is 16 times as large" in row.advice[0]
+    (row,) = inspect(model, torch.randn(256, 8))
+    assert row.advice == []
+
+
+@pytest.mark.parametrize(
+    ("library", "make", "name", "size"),
+    [("torchvision.models", "get_model", "resnet18", 64), ("timm", "create_model", "vit_tiny_patch16_224", 224)],
+)
+def test_condition_numbers_of_whole_models_are_finite(library, make, name, size):
+    library = pytest.importorskip(library)
+    torch.manual_seed(0)
+    reports = inspect(getattr(library, make)(name).requires_grad_(False), torch.randn(2, 3, size, size))
+    assert all(1 < row.condition_after < math.inf for row in reports)
+    assert all(1 < row.condition90_after <= row.condition_after for row in reports)
+
+
+def test_advice_is_said_once_with_all_layers():
+    block = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
+    report = inspect(nn.Sequential(block, copy.deepcopy(block)), torch.randn(16, 64))
+    assert str(report).splitlines()[-1].startswith("0.1, 1.1: 16 values of 64 features")
+    assert list(report.advice().values()) == [["0.1", "1.1"]]
+
+
+def test_slices_are_inspections():
+    report = inspect(ResNet(), torch.randn(16, 3, 8, 8))
+    assert isinstance(report[1:3], Inspection)
+    assert [row.name for row in report[1:3]] == ["blocks.0.bn1", "blocks.0.bn2"]
+    assert report[-1].name == "blocks.1.shortcut.1"
+
+
+def test_an_output_without_a_signal_has_no_condition_number():
+    """As of a residual block whose last γ begins at zero."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+    nn.init.zeros_(model[1].weight)
+    report = inspect(model, torch.randn(64, 4))
+    assert report[1].dead_after == 4
+    assert math.isnan(report[1].condition_after)
+    assert "nan" not in str(report)
+    assert "NaN" not in report.to_html()
+
+
+def test_a_norm_that_cannot_be_measured_is_a_row():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4), nn.AdaptiveAvgPool2d(1), nn.GroupNorm(1, 4))
+    first, second = inspect(model, torch.randn(1, 3, 8, 8))
+    assert first.condition_before > 1
+    assert math.isnan(second.condition_before)
+    assert second.dead_before is None
+    assert second.time_share > 0
+    assert "one value has no covariance" in second.advice[0]
+
+
+@pytest.mark.parametrize("lazy", [nn.LazyBatchNorm1d, nn.LazyBatchNorm2d])
+def test_a_lazy_norm(lazy):
+    shape = (16, 6, 4, 4) if lazy is nn.LazyBatchNorm2d else (16, 6)
+    model = nn.Sequential(lazy())
+    with pytest.raises(ValueError, match=r"expected a model whose lazy modules have run .*got 0, a LazyBatchNorm"):
+        inspect(model, torch.randn(shape))
+    model(torch.randn(shape))
+    assert inspect(model, torch.randn(shape))[0].width == 6
 
 
 def test_tokens_dict_batches_and_own_loss():
@@ -188,7 +320,7 @@ def test_wide_layers_in_part():
     (row,) = inspect(nn.Sequential(nn.LayerNorm([64, 16, 16])), torch.randn(8, 64, 16, 16))
     assert row.width == 16384
     assert len(row.spectrum_before) == 2048
-    (row,) = inspect(nn.Sequential(nn.BatchNorm1d(3000)), torch.randn(8, 3000) + 3)
+    (row,) = inspect(moved(nn.Sequential(nn.BatchNorm1d(3000))), torch.randn(8, 3000) + 3)
     assert row.drift == pytest.approx(3, rel=0.1)
     assert row.disturbance is None
 
@@ -260,3 +392,9 @@ def test_a_compiled_model_that_has_run():
     compiled = torch.compile(net, backend="eager")
     compiled(torch.randn(8, 4))
     assert [row.name for row in inspect(compiled, torch.randn(8, 4))] == ["1"]
+
+
+def test_instance_and_rms_norms_are_norms_too():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Flatten(2), nn.RMSNorm(36))
+    report = inspect(model, torch.randn(4, 3, 8, 8))
+    assert [(row.name, row.width) for row in report] == [("1", 8), ("3", 36)]

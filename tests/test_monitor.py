@@ -25,13 +25,16 @@ from whitenorm.diagnostics import monitoring as module
 def test_rows_are_those_of_inspect():
     model = ResNet()
     x = torch.randn(16, 3, 8, 8)
+    with torch.no_grad():
+        model(x + 1)
     expected = inspect(model, x, loss=lambda y: y.abs().mean())
     with monitor(model, Kept()) as watching:
         model(x).abs().mean().backward()
     assert isinstance(watching.last, Inspection)
     for row, other in zip(watching.last, expected, strict=True):
-        for key in ("name", "kind", "condition_before", "condition_after", "dead", "disturbance", "gradient_ratio"):
+        for key in ("name", "kind", "condition_before", "condition90_after", "dead_after", "disturbance"):
             assert getattr(row, key) == pytest.approx(getattr(other, key)), key
+        assert row.gradient_ratio == pytest.approx(other.gradient_ratio)
         # Here without what the loss keeps.
         assert other.memory_share < row.memory_share < 1.1 * other.memory_share
         assert row.drift < other.drift  # This batch is in the population by now.
@@ -309,3 +312,33 @@ def test_hooks_of_the_user_on_saved_tensors_stay():
     with monitor(net, lambda step, rows: None), hooks:
         net(torch.randn(8, 4)).sum().backward()
     assert len(packed) > 1
+
+
+def test_two_monitors_on_one_model():
+    model = net()
+    with monitor(model, Kept()) as outer, monitor(model, Kept()) as inner:
+        train(model, 1)
+    assert [row.memory_share for row in outer.last] == [row.memory_share for row in inner.last]
+    assert all(row.memory_share > 0 for row in inner.last)
+
+
+def test_too_few_values_to_measure_by_are_no_warning():
+    model = nn.Sequential(nn.LayerNorm(8))
+    x = torch.randn(4, 8, requires_grad=True)
+    with warnings.catch_warnings(), monitor(model, Kept()) as watching:
+        warnings.simplefilter("error")
+        model(x).sum().backward()
+        model(x)
+    assert "4 values of 8 features" in watching.last[0].advice[0]
+
+
+def test_lazy_norms_from_their_first_step():
+    torch.manual_seed(0)
+    lazy = nn.Sequential(nn.Linear(8, 8), nn.LazyBatchNorm1d(), nn.Linear(8, 8))
+    rows = []
+    for _ in range(2):
+        with monitor(lazy, Kept()) as watching:
+            train(lazy, 1)
+        rows.append(watching.last[0])
+    assert [row.kind for row in rows] == ["BatchNorm1d"] * 2
+    assert rows[0].memory_share == rows[1].memory_share > 0

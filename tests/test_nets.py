@@ -9,6 +9,7 @@ from torch import nn
 import whitenorm
 from whitenorm.lab import nets
 from whitenorm.lab.nets.norms import WHITENING
+from whitenorm.layers.base import Whitening
 from whitenorm.models.norms import find_norms
 
 # Parameters in millions as the papers print them; norms are one a convolution, but for WRN's shortcuts and stem.
@@ -36,8 +37,8 @@ def test_parameters_and_norms(name):
 
 
 NETS = ["vgg-a", "cnn-2", "resnet8", "wrn-10-1", "mlp-16-16"]
-# These whiten over positions, of which vectors have one.
-POSITIONS = ("sw", "sw5", "iw")
+# It whitens over positions, of which vectors have one.
+POSITIONS = ("iw",)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,8 @@ def test_every_norm_in_every_net(name, norm):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     left = [m for m in net.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
     assert bool(left) == (norm == "bn")
-    assert bool(find_norms(net)) == (norm not in ("none", *WHITENING))
+    assert bool(find_norms(net)) == (norm != "none")
+    assert any(isinstance(m, Whitening) for m in net.modules()) == (norm in WHITENING)
 
 
 def test_torchvision_by_name():

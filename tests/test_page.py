@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from browser import look
+from models import ResNet
 from torch import nn
 
 import whitenorm
@@ -99,7 +100,7 @@ def test_every_layer_has_its_plots(runs):
     page = Parsed(html_page(runs, "Two runs"))
     assert page.text("title")[0] == page.text("h1")[0] == "Two runs"
     assert [a["id"] for a in page.all("div", **{"class": "blocks"})] == ["layer-1", "layer-2"]
-    # Two of conditions, and for two layers and two runs one of spectra and two of correlations.
+    # A lane a layer, and for two layers and two runs one of spectra and two of correlations.
     plots = page.all("svg", role="img")
     assert len(plots) == 2 + 4
     assert all(a["aria-label"] for a in plots)
@@ -111,7 +112,7 @@ def test_every_layer_has_its_plots(runs):
     assert "the first 64 of 96 channels" in words
     assert "all 6 channels" in words
     # Ninety channels made of six have no variance of their own.
-    assert "90 of 96 of the input are zero" in words
+    assert "90 of 96 of the input are zero but for rounding" in words
     assert number(runs["ZCA"][1].condition_after) in page.text("td")
 
 
@@ -130,7 +131,8 @@ def test_layers_of_one_run_only_stand_alone():
     shorter = inspect(nn.Sequential(nn.BatchNorm1d(6)), x)
     other = inspect(nn.Sequential(nn.Identity(), nn.BatchNorm1d(6)), x)
     page = Parsed(html_page({"a": shorter, "b": other}))
-    assert page.text("b") == ["0", "1"]
+    assert [a["href"] for a in page.all("a")][:2] == ["#layer-1", "#layer-2"]
+    assert page.text("b")[1:] == ["0", "1"]
     assert len(page.all("polyline")) == 4
 
 
@@ -238,6 +240,7 @@ def hard_cases(runs):
         gradient_ratio=math.nan,
         drift=math.inf,
         spectrum_after=[math.inf, 1.0, math.nan, 0.0, 0.0, 0.0],
+        dead_after=3,
         correlations_after=torch.full((6, 6), math.nan),
     )
     constant = inspect(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(16, 3))
@@ -264,7 +267,43 @@ def test_in_a_browser(runs, tmp_path, width, dark):
     path.write_text(html_page({**runs, "hard": hard}) if dark else hard.to_html(), encoding="utf-8")
     seen = look(path, width, dark=dark)
     seen.check()
-    assert len(seen.plots) == (3 + 3 * (4 + len(hard)) if dark else 1 + 3 * len(hard))
+    lanes = len({row.name for reports in (*runs.values(), hard) for row in reports}) if dark else len(hard)
+    assert len(seen.plots) == lanes + 3 * (4 + len(hard) if dark else len(hard))
+    if width == 1280:
+        assert seen.cut == []
+
+
+def test_no_column_of_a_conversion_is_cut_off(tmp_path):
+    torch.manual_seed(0)
+    model, x = ResNet(2), torch.randn(4, 3, 16, 16)
+    runs = {"a_model_with_a_long_name": inspect(model, x)}
+    runs["with dbn at s1-b2+df"] = inspect(whitenorm.convert_(model, "dbn"), x)
+    path = tmp_path / "page.html"
+    path.write_text(html_page(runs), encoding="utf-8")
+    seen = look(path, 1280)
+    seen.check()
+    assert seen.cut == []
+
+
+def test_layers_are_named_on_the_axis_and_what_changed_is_picked_out(runs):
+    model = net()
+    x = torch.randn(256, 6)
+    reports = {"old": inspect(model, x), "new": inspect(whitenorm.convert_(model, "dbn", where="l1"), x)}
+    page = Parsed(html_page(reports))
+    names = [data for tag, data in page.texts if tag == "a"]
+    assert names[:2] == ["1", "4"]
+    assert [a.get("class") for a in page.all("li")][1:3] == ["changed", None]
+    assert "BatchNorm1d → DecorrelatedBatchNorm" in page.text("span")
+    assert len(page.all("tbody", **{"class": "changed"})) == 1
+    words = " ".join(data for _, data in page.texts)
+    assert "1 of 2 norms: BatchNorm1d → DecorrelatedBatchNorm" in words
+    # Only the layer that changed is open.
+    assert [("open" in a) for a in page.all("details", **{"class": "layer"})] == [True, False]
+    better = [a for a in page.all("td") if a.get("class", "").endswith("better")]
+    assert len(better) >= 2
+    alone = Parsed(html_page({"a": reports["old"], "b": reports["old"]}))
+    assert "none of 2 norms is of another kind" in " ".join(data for _, data in alone.texts)
+    assert not alone.all("tbody", **{"class": "changed"})
 
 
 def test_the_browser_check_can_fail(tmp_path):
@@ -273,8 +312,10 @@ def test_the_browser_check_can_fail(tmp_path):
         "<!doctype html><meta charset=utf-8><div style='width:2000px;font-size:9px'>wide</div><svg role=img>"
         "<text x=5 y=20>one</text><text x=9 y=22>two</text></svg><script>undefined_name()</script>"
         "<img src='https://example.invalid/a.png'>"
+        "<div class=scroll aria-label=wide style='width:100px;overflow:auto'><p style='width:200px'>wide</div>"
     )
     seen = look(path, 390)
+    assert seen.cut == ["wide: 200 in 100"]
     assert seen.scroll_width > 390
     assert seen.smallest_font == (9, "wide")
     assert "one on two" in seen.clashes[0]

@@ -223,7 +223,7 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert "not here yet" in printed
     with pytest.raises(SystemExit):
         main(["reproduce", "no-such"])
-    assert "expected experiments of" in capsys.readouterr().err
+    assert "expected experiments that whitenorm reproduce --list shows (got no-such)" in capsys.readouterr().err
     (tmp_path / "gw-constraints" / "smoke.json").write_text("{")
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 1
     assert "run it again" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Population statistics: the papers' averages, PyTorch's momentum, and inference with them."""
 
-import copy
-
 import pytest
 import reference
 import torch
@@ -88,83 +86,3 @@ def test_tracking_switched_off_afterwards_uses_the_batch():
     x = torch.randn(4, 6, 5) + 3
     assert torch.equal(layer.eval()(x), layer.train()(x))
     assert layer.num_batches_tracked == 0
-
-
-class TestCachedMatrix:
-    """The matrix of a running covariance is solved once for each state of it."""
-
-    def counted(self, **options):
-        calls = []
-
-        def solver(cov):
-            calls.append(cov)
-            return torch.linalg.inv(torch.linalg.cholesky(cov))
-
-        return whitenorm.BatchWhitening(4, solver=solver, population="covariance", **options), calls
-
-    def test_solved_once(self):
-        layer, calls = self.counted()
-        layer.eval()
-        x = torch.randn(3, 4)
-        first = layer(x)
-        assert torch.equal(first, layer(x))
-        assert len(calls) == 1
-
-    def test_solved_again_after_training_loading_moving_or_writing(self):
-        layer, calls = self.counted()
-        x = torch.randn(8, 4)
-
-        def infer():
-            calls.clear()
-            y = layer.eval()(x)
-            assert len(calls) == 1
-            return y
-
-        infer()
-        layer.train()(x)
-        trained = infer()
-        state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-        with torch.no_grad():
-            layer.running_cov.mul_(4)
-        assert not torch.allclose(infer(), trained)
-        layer.load_state_dict(state)
-        assert torch.allclose(infer(), trained)
-        layer.double().float()
-        assert torch.allclose(infer(), trained)
-
-    def test_solved_again_for_another_eps_or_solver(self):
-        layer, _ = self.counted()
-        x = torch.randn(3, 4)
-        layer.eval()(x)
-        for name, value in (("eps", 1.0), ("solver", whitenorm.solvers.Newton(2))):
-            setattr(layer, name, value)
-            assert torch.equal(layer(x), copy.deepcopy(layer)(x))
-
-    def test_a_write_that_torch_does_not_count_is_seen_after_eval(self):
-        layer, _ = self.counted()
-        x = torch.randn(3, 4)
-        before = layer.eval()(x)
-        layer.running_cov.data.mul_(4)
-        assert not torch.allclose(layer.eval()(x), before)
-
-    def test_a_covariance_that_asks_for_a_gradient_gets_one(self):
-        layer, _ = self.counted()
-        cov = (2 * torch.eye(4)[None]).requires_grad_()
-        torch.func.functional_call(layer.eval(), {"running_cov": cov}, (torch.randn(3, 4),)).sum().backward()
-        assert cov.grad.abs().sum() > 0
-
-    def test_inference_mode_does_not_poison_it(self):
-        layer, _ = self.counted()
-        layer.eval()
-        with torch.inference_mode():
-            layer(torch.randn(3, 4))
-        x = torch.randn(3, 4, requires_grad=True)
-        layer(x).sum().backward()
-        assert x.grad.isfinite().all()
-
-    def test_it_is_not_copied_or_stored(self):
-        layer, _ = self.counted()
-        layer.eval()(torch.randn(3, 4))
-        assert layer._cached is not None
-        assert layer.__getstate__()["_cached"] is None
-        assert "_cached" not in layer.state_dict()

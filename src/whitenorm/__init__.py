@@ -17,7 +17,16 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
 )
-from whitenorm.models import convert_, fold_, load_published, recalibrate_, recipes, synchronize_
+from whitenorm.models import (
+    conversion_of,
+    convert_,
+    fold_,
+    load_converted,
+    load_published,
+    recalibrate_,
+    recipes,
+    synchronize_,
+)
 
 __all__ = [
     "BatchWhitening",
@@ -28,10 +37,12 @@ __all__ = [
     "LayerWhitening",
     "SwitchableWhitening",
     "__version__",
+    "conversion_of",
     "convert_",
     "diagnostics",
     "fold_",
     "functional",
+    "load_converted",
     "load_published",
     "recalibrate_",
     "recipes",

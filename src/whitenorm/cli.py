@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from whitenorm._version import __version__
+from whitenorm.lab.near import near, refuse
 
 
 class Command(NamedTuple):
@@ -32,12 +36,25 @@ _BENCH = Command("benchmarks.run", "Bench", "time layers, solvers and models aga
 
 def main(args: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    args = sys.argv[1:] if args is None else args
+    try:
+        try:
+            return _run(sys.argv[1:] if args is None else args)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        # As head does, once it has its lines; what is left unsaid goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(args: list[str]) -> int:
     commands = _commands()
     name = _choose(commands, args[:1])
     try:
-        import tyro
-
+        importlib.import_module("tyro")
+        options: Any = importlib.import_module("whitenorm.lab.options")
         # Only the one that is asked for: some take seconds to import.
         module: Any = importlib.import_module(commands[name].module)
     except ModuleNotFoundError as error:
@@ -50,10 +67,12 @@ def main(args: list[str] | None = None) -> int:
         )
         return 1
     try:
-        module.run(tyro.cli(getattr(module, commands[name].options), prog=f"whitenorm {name}", args=args[1:]))
+        module.run(options.parsed(getattr(module, commands[name].options), f"whitenorm {name}", args[1:]))
     except KeyboardInterrupt as stop:
         print(str(stop) or "Stopped.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"whitenorm: {error}", file=sys.stderr)
         return 1
@@ -62,10 +81,25 @@ def main(args: list[str] | None = None) -> int:
 
 def _choose(commands: dict[str, Command], args: list[str]) -> str:
     parser = argparse.ArgumentParser(prog="whitenorm", description="Whitening normalization for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"whitenorm {__version__}")
     choice = parser.add_subparsers(title="commands", dest="name", required=True, metavar="COMMAND")
     for name, command in commands.items():
         choice.add_parser(name, help=command.help, add_help=False)
+    for arg in args:
+        known = ["--help", "--version"] if arg.startswith("-") else list(commands)
+        if arg not in (*known, "-h"):
+            kind = "option" if arg.startswith("-") else "command"
+            refuse("whitenorm", f"unknown {kind} {arg}{near(arg, known)}")
     return str(parser.parse_args(args).name)
+
+
+def _reader_is_gone() -> bool:
+    """Whether it was stdout that broke, and not another pipe."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def _commands() -> dict[str, Command]:

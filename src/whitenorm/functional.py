@@ -12,6 +12,7 @@ from whitenorm.core.check import (
     check_batch,
     check_divides,
     check_eps,
+    check_mask,
     check_parameter,
     check_positions,
     check_rank,
@@ -21,7 +22,9 @@ from whitenorm.core.check import (
 )
 from whitenorm.core.gradients import FixedMap, fixed_map
 from whitenorm.core.layout import channel_groups, sample_groups
-from whitenorm.core.pooling import BATCH_STATISTICS, Mixing, only_batch
+from whitenorm.core.mask import cleared
+from whitenorm.core.mode import is_tracing
+from whitenorm.core.pooling import BATCH_STATISTICS, OVER_POSITIONS, Mixing, only_batch
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.core.ranks import Group
 from whitenorm.core.whiten import Method
@@ -47,6 +50,8 @@ def batch_whitening(
     solver: SolverLike = "newton",
     population: str = "whitening",
     process_group: Group = None,
+    mask: Tensor | None = None,
+    num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
     r"""Whiten groups of channels over the batch: DBN with ``solver="zca"``, IterNorm with ``"newton"``.
 
@@ -68,6 +73,10 @@ def batch_whitening(
         population: what ``running_matrix`` averages: ``"whitening"`` matrices, as in the papers, or ``"covariance"``
             matrices (without ε).
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        mask: which positions count, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``: the others, padding,
+            enter no statistic, do not change the others' outputs, give 0 and get no gradient.
+        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
+            changes: an average over batches is over those that have something to add.
 
     Example::
 
@@ -79,13 +88,16 @@ def batch_whitening(
     groups = _check(input, eps, group_size, weight, bias)
     check_population(population)
     check_running("running_matrix", running_mean, running_matrix, input.shape[1], groups)
+    if mask is not None:
+        check_mask(input, mask)
     if training:
         check_batch(input, process_group)
         layout = channel_groups(input, groups, pooled=True)
         method = Method(layout, ("bw",), as_solver(solver), eps, group=process_group)
-        y, mean, cov, whitening = whiten_groups(input, method, weight, bias)
-        update_running(running_mean, mean, momentum)
-        update_running(running_matrix, whitening if population == "whitening" else cov, momentum)
+        y, mean, cov, whitening, number = whiten_groups(input, method, weight, bias, mask=mask)
+        update_running(running_mean, mean, momentum, number)
+        update_running(running_matrix, whitening if population == "whitening" else cov, momentum, number)
+        count_batch(num_batches_tracked, number)
         return y
     if running_mean is None or running_matrix is None:
         raise ValueError(
@@ -93,7 +105,9 @@ def batch_whitening(
         )
     if population == "covariance":
         running_matrix = population_whitening(running_matrix, eps, solver)
-    return _fixed_whitening(input, running_mean, running_matrix, weight, bias, groups)
+    if mask is None:
+        return _fixed_whitening(input, running_mean, running_matrix, weight, bias, groups)
+    return cleared(_fixed_whitening(cleared(input, mask), running_mean, running_matrix, weight, bias, groups), mask)
 
 
 def instance_whitening(
@@ -188,11 +202,15 @@ def switchable_whitening(
     group_size: int | None = 16,
     solver: SolverLike = "newton",
     process_group: Group = None,
+    num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
     r"""Whiten each sample with a mix of batch and instance statistics (Switchable Whitening).
 
     .. math:: \hat\mu_n = \sum_k \omega_k \mu_{k,n}, \qquad \hat\Sigma_n = \sum_k \omega'_k \Sigma_{k,n}, \qquad
               y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
+
+    A sample with a single position has neither an instance covariance nor an instance variance. There the mix is of the
+    statistics that exist (``"bw"``, ``"bn"``, ``"ln"``), with their weights scaled to sum to 1.
 
     Args:
         input: ``(N, C, ...)``.
@@ -207,6 +225,8 @@ def switchable_whitening(
         group_size: channels whitened together; all of them if None or larger.
         solver: from covariance to matrix.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
+            changes: an average over batches is over those that have something to add.
 
     Example::
 
@@ -220,12 +240,17 @@ def switchable_whitening(
     _check_mixing("cov_logits", cov_logits, statistics)
     check_running("running_cov", running_mean, running_cov, input.shape[1], groups)
     statistics = tuple(statistics)
+    if math.prod(input.shape[2:]) == 1:
+        existing = [i for i, name in enumerate(statistics) if name not in OVER_POSITIONS]
+        if not existing:
+            check_positions(input, "channel", 1)
+        statistics = tuple([statistics[i] for i in existing])
+        # A softmax over fewer entries is the old one, scaled.
+        mean_logits, cov_logits = mean_logits[existing], cov_logits[existing]
     layout = channel_groups(input, groups, only_batch(statistics))
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
     if uses_batch and training:
         check_batch(input, process_group)
-    if not only_batch(statistics):
-        check_positions(input, "channel", math.prod(input.shape[2:]))
     population = None
     if uses_batch and not training:
         if running_mean is None or running_cov is None:
@@ -237,10 +262,11 @@ def switchable_whitening(
     group = process_group if uses_batch and training else None
     method = Method(layout, statistics, as_solver(solver), eps, group=group)
     mixing = Mixing(mean_logits, cov_logits)
-    y, mean, cov, _ = whiten_groups(input, method, weight, bias, mixing, population)
+    y, mean, cov, _, number = whiten_groups(input, method, weight, bias, mixing, population)
     if uses_batch and training:
-        update_running(running_mean, mean, momentum)
-        update_running(running_cov, cov, momentum)
+        update_running(running_mean, mean, momentum, number)
+        update_running(running_cov, cov, momentum, number)
+        count_batch(num_batches_tracked, number)
     return y
 
 
@@ -299,13 +325,21 @@ def check_population(population: str) -> None:
         raise ValueError(f"expected population to be {known} (got {population!r})")
 
 
-def update_running(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> None:
-    """running ← (1 - momentum)·running + momentum·new, in place, without a host sync."""
+def update_running(running: Tensor | None, new: Tensor, momentum: float | Tensor, number: Tensor | None = None) -> None:
+    """running ← (1 - momentum)·running + momentum·new, in place, without a host sync; of no values, nothing."""
     if running is None:
         return
     with torch.no_grad():
         new = new.reshape(running.shape).to(running.dtype)
-        running.lerp_(new, momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum)
+        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
+        running.lerp_(new, weight if number is None else weight * (number > 0).to(running.dtype))
+
+
+def count_batch(num_batches_tracked: Tensor | None, number: Tensor | None) -> None:
+    """One more, unless it had no values."""
+    if num_batches_tracked is not None:
+        with torch.no_grad():
+            num_batches_tracked.add_(1 if number is None else number > 0)
 
 
 def _fixed_whitening(
@@ -317,12 +351,10 @@ def _fixed_whitening(
     with no_autocast(input):
         weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
         # Copies of the buffers: a later training step may change them before this step's backward.
-        copy = torch.is_grad_enabled()
-        mean, whitening = layout.parameter(mean.to(wide, copy=copy)), whitening.to(wide, copy=copy)
+        learns = torch.is_grad_enabled() and not is_tracing()
+        mean, whitening = layout.parameter(mean.to(wide, copy=learns)), whitening.to(wide, copy=learns)
         matrix, offset = (tensor.unsqueeze(0) for tensor in fold(whitening, mean, weight, bias))
-        if not torch.is_grad_enabled():
-            return fixed_map(input, matrix, offset, layout)
-        return FixedMap.apply(input, matrix, offset, layout)
+        return (FixedMap.apply if learns else fixed_map)(input, matrix, offset, layout)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from whitenorm.core.pooling import STATISTICS
@@ -19,6 +20,28 @@ def divisors(number: int) -> list[int]:
     """
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor that is not above ``most``.
+
+    Example::
+
+        >>> largest_divisor(96, 64), largest_divisor(24, 64), largest_divisor(67, 64)
+        (48, 24, 1)
+    """
+    return max(divisor for divisor in divisors(number) if divisor <= most)
+
+
+def root_divisor(number: int) -> int:
+    """The divisor nearest to the square root: of two that multiply to the number, the smaller is the nearer.
+
+    Example::
+
+        >>> root_divisor(64), root_divisor(768)
+        (8, 24)
+    """
+    return largest_divisor(number, math.isqrt(number))
 
 
 def fit_group_size(num_features: int, group_size: int | None) -> int:
@@ -76,6 +99,11 @@ def check_statistics(statistics: tuple[str, ...]) -> None:
 
 
 def check_rank(x: Tensor) -> None:
+    if x.is_nested:
+        raise ValueError(
+            "expected a dense tensor (got a nested one); pad it, x.to_padded_tensor(0), and pass the mask of its "
+            "positions to a batch whitening; LayerWhitening takes jagged tensors (N, *, C) as they are"
+        )
     if x.ndim not in (2, 3, 4, 5):
         raise ValueError(
             f"expected 2D to 5D input (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W) (got {x.ndim}D input of "
@@ -89,6 +117,17 @@ def check_channels(x: Tensor, num_features: int) -> None:
         raise ValueError(
             f"expected {num_features} channels in dimension 1 (got {x.shape[1]} in input of shape {tuple(x.shape)}); "
             "the channels come second, as in BatchNorm; for tokens (..., C) use LayerWhitening"
+        )
+
+
+def check_mask(x: Tensor, mask: Tensor) -> None:
+    """Raise unless a mask says of every position of ``(N, C, ...)`` whether it counts."""
+    shape = (x.shape[0], *x.shape[2:])
+    if mask.dtype != torch.bool or mask.shape != shape:
+        raise ValueError(
+            f"expected a boolean mask of shape {shape}, True where a position counts, for input of shape "
+            f"{tuple(x.shape)} (got {mask.dtype} of shape {tuple(mask.shape)}); of lengths it is "
+            "torch.arange(L) < lengths.unsqueeze(1)"
         )
 
 
@@ -119,10 +158,11 @@ def check_batch(x: Tensor, group: object = None) -> None:
         )
 
 
-def check_positions(x: Tensor, per: str, count: int) -> None:
-    """The same where each sample has its own statistics."""
+def check_positions(x: Tensor, per: str, count: int, layer: str = "") -> None:
+    """The same where each sample has its own statistics; ``layer`` says in which layer."""
     if count <= 1:
         raise ValueError(
-            f"Expected more than 1 value per {per} and sample to whiten, got input size {x.shape}; "
-            "a single value has no covariance"
+            f"Expected more than 1 value per {per} and sample to whiten{layer}, got input size {x.shape}: a single "
+            "value has no covariance; use larger images or fewer groups, leave such layers out of a conversion "
+            "(where=...), or take SwitchableWhitening or a batch method, which have statistics of the batch"
         )

@@ -39,16 +39,17 @@ class Layout(NamedTuple):
         if self.across or not self.rows:
             return x.reshape(n, self.groups, self.features, channels * length // (self.groups * self.features))
         rows = (1, n * length) if self.pooled else (n, length)
-        return x.movedim(1, -1).reshape(*rows, self.groups, self.features).permute(0, 2, 3, 1)
+        return x.movedim(1, x.ndim - 1).reshape(*rows, self.groups, self.features).permute(0, 2, 3, 1)
 
     def join(self, y: Tensor, like: Tensor) -> Tensor:
         """Undo :meth:`split`: the shape of ``like``, which this layout was made for, and its memory format."""
         if not self.rows:
             return (y.mT if self.dual else y).reshape(like.shape)
         n, channels, *positions = like.shape
-        rows = y.reshape(n, channels, *positions).movedim(1, -1) if self.across else y.permute(0, 3, 1, 2)
+        last = len(positions) + 1
+        rows = y.reshape(n, channels, *positions).movedim(1, last) if self.across else y.permute(0, 3, 1, 2)
         joined = rows.reshape(n, *positions, channels)
-        return joined.contiguous().movedim(-1, 1) if channels_last(like) else joined.movedim(-1, 1).contiguous()
+        return joined.contiguous().movedim(last, 1) if channels_last(like) else joined.movedim(last, 1).contiguous()
 
     def empty(self, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A new tensor for an output of the shape and memory format of ``like``, and where to write it.

@@ -14,6 +14,8 @@ from whitenorm.core.ranks import Group, gradients_over_ranks, over_ranks
 STATISTICS = ("bw", "iw", "bn", "in", "ln")
 BATCH_STATISTICS = ("bw", "bn")
 SAMPLE_STATISTICS = ("iw", "in", "ln")
+# Of a single position these are nothing.
+OVER_POSITIONS = ("iw", "in")
 
 
 def only_batch(statistics: tuple[str, ...]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,16 +18,17 @@ def over_ranks(local: Moments, group: Group) -> Moments:
     """The moments of all ranks' batches joined, from those of this rank's batch, each weighted by its count.
 
     What is added up are uncentred moments, in float64: there an offset of a thousand standard deviations, whose square
-    would drown a float32 covariance, leaves ten digits. A rank may have an empty batch.
+    would drown a float32 covariance, leaves ten digits. A rank may have an empty batch; where all have, mean,
+    covariance and number are zero.
     """
     if group is None:
         return local
     mean, cov, number = local.mean.double(), local.cov.double(), local.number
-    if number == 0:
+    if isinstance(number, int) and number == 0:
         mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
-    count = torch.as_tensor(number, dtype=mean.dtype, device=mean.device).reshape(1)
-    sums = _all_reduced((count, number * mean, number * (cov + _outer(mean))), group)
-    mean, second = sums[1] / sums[0], sums[2] / sums[0]
+    sums = _all_reduced((_count(number, mean), number * mean, number * (cov + _outer(mean))), group)
+    total = sums[0].clamp(min=1)
+    mean, second = sums[1] / total, sums[2] / total
     dtype = local.mean.dtype
     return Moments(mean.to(dtype), (second - _outer(mean)).to(dtype), sums[0].squeeze().to(dtype))
 
@@ -32,10 +36,57 @@ def over_ranks(local: Moments, group: Group) -> Moments:
 def gradients_over_ranks(
     grad_mean: Tensor, grad_cov: Tensor, number: int | Tensor, group: Group
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of statistics that all ranks share, added up, and the number of values they are over."""
-    count = torch.as_tensor(number, dtype=grad_mean.dtype, device=grad_mean.device).reshape(1)
-    grad_mean, grad_cov, count = _all_reduced((grad_mean, grad_cov, count), group)
-    return grad_mean, grad_cov, count.squeeze()
+    """The gradients of statistics that all ranks share, added up, and the number, 1 at least, that they are over."""
+    grad_mean, grad_cov, count = _all_reduced((grad_mean, grad_cov, _count(number, grad_mean)), group)
+    return grad_mean, grad_cov, count.squeeze().clamp(min=1)
+
+
+def _count(number: int | Tensor, like: Tensor) -> Tensor:
+    """A number as a tensor ``(1,)``, filled in where it is used: a copy from the host would wait for the device."""
+    return number.reshape(1).to(like.dtype) if isinstance(number, Tensor) else like.new_full((1,), number)
+
+
+def in_step(batches: Iterable[Any], groups: dict[dist.ProcessGroup, torch.device]) -> Iterator[Any]:
+    """The batches, as long as all ranks of the groups have one; an error on all of them where some do not.
+
+    Otherwise those that have would wait in a collective for those that have not. Of each group, the device is given
+    that its collectives run on. One small collective a batch and group, with a host sync.
+    """
+    iterator: Iterator[Any] | None = None
+    count = 0
+    while True:
+        batch, state = None, 1
+        try:
+            iterator = iter(batches) if iterator is None else iterator
+            batch, state = next(iterator), 0
+        except StopIteration:
+            pass
+        except Exception:
+            _numbers_of_ranks(2, groups)
+            raise
+        going, ended, failed = _numbers_of_ranks(state, groups)
+        if failed:
+            raise RuntimeError(f"expected batch {count + 1} on all ranks (got an error on {failed} of them; see there)")
+        if going and ended:
+            raise ValueError(
+                f"expected the same number of batches on all ranks (got {count} on {ended} of them, and more on {going}"
+                "); give the same number to all, some of them empty if need be, x[:0]"
+            )
+        if ended:
+            return
+        yield batch
+        count += 1
+
+
+def _numbers_of_ranks(state: int, groups: dict[dist.ProcessGroup, torch.device]) -> list[int]:
+    """How many ranks are in each of three states, in the group where these are most; alone, this one."""
+    numbers = [int(i == state) for i in range(3)]
+    for group, device in groups.items():
+        flags = torch.zeros(3, dtype=torch.long, device=device)
+        flags[state] = 1
+        dist.all_reduce(flags, group=group)
+        numbers = [max(a, b) for a, b in zip(numbers, flags.tolist(), strict=True)]
+    return numbers
 
 
 def _outer(mean: Tensor) -> Tensor:

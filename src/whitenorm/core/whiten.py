@@ -11,6 +11,8 @@ from whitenorm.core.apply import Scale, apply, fold
 from whitenorm.core.dual import centred, centred_rows
 from whitenorm.core.gradients import fold_backward, input_gradient, scaled_backward
 from whitenorm.core.layout import Layout
+from whitenorm.core.mask import cleared, counted, filled
+from whitenorm.core.mode import is_tracing
 from whitenorm.core.moments import Moments, moments
 from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
@@ -39,12 +41,16 @@ class Method(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """The output, and what running statistics are made of: batch mean, covariance and whitening matrix."""
+    """The output, and what running statistics are made of: batch mean, covariance and whitening matrix.
+
+    ``number`` is how many values they are over, which over ranks can be none; None where the shape of x tells.
+    """
 
     y: Tensor
     mean: Tensor
     cov: Tensor
     whitening: Tensor
+    number: Tensor | None
 
 
 def whiten(
@@ -54,6 +60,7 @@ def whiten(
     bias: Tensor | None = None,
     mixing: Mixing | None = None,
     population: tuple[Tensor, Tensor] | None = None,
+    mask: Tensor | None = None,
 ) -> Whitened:
     r"""Whiten ``(N, C, ...)``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
 
@@ -66,13 +73,16 @@ def whiten(
         weight, bias: γ and β, ``(C,)``.
         mixing: of several statistics.
         population: mean ``(1, G, K)`` and covariance ``(1, G, K, K)`` in place of the batch's; constants.
+        mask: which positions count in statistics of the batch, ``(N, ...)``; the others give 0.
     """
-    given = _Given(x, weight, bias, *(mixing or (None, None)), *(population or (None, None)))
-    y, whitening, _, mean, *rest = _Whiten.apply(*given, method)
+    given = (x, weight, bias, *(mixing or (None, None)), *(population or (None, None)), mask)
+    run = _Whiten.forward if is_tracing() else _Whiten.apply
+    y, whitening, _, mean, *rest = run(*given, method)  # type: ignore[call-arg]
+    number = rest[-1] if method.group is not None else None if mask is None else mask.sum()
     if mixing is None:
-        return Whitened(y, mean, rest[0], whitening)
+        return Whitened(y, mean, rest[0], whitening, number)
     mean, cov = population or rest[2:4]
-    return Whitened(y, mean, cov, whitening)
+    return Whitened(y, mean, cov, whitening, number)
 
 
 class _Given(NamedTuple):
@@ -85,13 +95,20 @@ class _Given(NamedTuple):
     cov_logits: Tensor | None
     population_mean: Tensor | None
     population_cov: Tensor | None
+    mask: Tensor | None
 
     def prepared(self, layout: Layout) -> _Given:
         """The same in the dtype of computation, with x as ``[N, G, K, L]``, and γ and β as they go with it."""
         dtype = compute_dtype(self.x.dtype)
-        weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self[1:])
+        weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self[1:-1])
         weight, bias = (None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias))
-        return _Given(layout.split(self.x.to(dtype)), weight, bias, *rest)
+        x = self.x.to(dtype)
+        x = x if self.mask is None else filled(x, self.mask)
+        return _Given._make((layout.split(x), weight, bias, *rest, self.mask))
+
+    def cleared(self, y: Tensor) -> Tensor:
+        """What belongs to x, with 0 at positions that do not count."""
+        return y if self.mask is None else cleared(y, self.mask)
 
     def scale(self, layout: Layout) -> Scale | None:
         """γ and β of prepared tensors, where they do not fold into the matrix."""
@@ -115,6 +132,7 @@ class _Given(NamedTuple):
 def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
     sample = moments(prepared.x, method.pooled, method.layout.dual)
+    sample = sample if prepared.mask is None else counted(sample, prepared.mask)
     pooled = pool(sample, method.statistics, prepared.mixing, prepared.population, method.group)
     return pooled, _regularised(pooled.cov, method)
 
@@ -133,7 +151,7 @@ def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean
     """Apply: y in the shape, memory format and dtype of x."""
     folds = (None, None) if layout.across else (prepared.weight, prepared.bias)
     affine = fold(_applied(whitening, layout), mean, *folds)
-    return apply(prepared.x, affine, prepared.scale(layout), layout, x).to(x.dtype)
+    return prepared.cleared(apply(prepared.x, affine, prepared.scale(layout), layout, x).to(x.dtype))
 
 
 def _differentiable(given: _Given, method: Method) -> Tensor:
@@ -147,7 +165,8 @@ class _Whiten(torch.autograd.Function):
     """Forward returns y and then, for its users and for backward, tensors that autograd does not follow.
 
     They are: the whitening matrix, the covariance it was solved from, the pooled mean; then the pooled covariance of
-    a single statistic, or the moments that several were mixed from; then what the solver found.
+    a single statistic, or the moments that several were mixed from; then what the solver found; then, over ranks, the
+    number of values.
     """
 
     generate_vmap_rule = True
@@ -155,14 +174,15 @@ class _Whiten(torch.autograd.Function):
     # Spelled out: Dynamo takes the first of *inputs for a context where nothing needs a gradient.
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, method
+        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask, method
     ):
-        tensors = (x, weight, bias, mean_logits, cov_logits, population_mean, population_cov)
+        tensors = (x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask)
         with no_autocast(x):
             prepared = _Given(*tensors).prepared(method.layout)
             pooled, cov = _statistics(prepared, method)
             whitening, found = method.solver.solve(cov)
             y = _output(x, prepared, method.layout, whitening, pooled.mean)
+        found = found if method.group is None else (*found, pooled.batch.number)
         if prepared.mixing is None:
             return y, whitening, cov, pooled.mean, pooled.cov, *found
         batch = () if prepared.population else pooled.batch[:2]
@@ -171,7 +191,7 @@ class _Whiten(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         *tensors, ctx.method = inputs
-        _, whitening, cov, mean, *rest = output
+        _, whitening, cov, mean, *rest = output if ctx.method.group is None else output[:-1]
         given = _Given(*tensors)
         mixed = 0 if given.mixing is None else 2 if given.population else 4
         kept = ctx.method.solver.keep(cov, whitening, tuple(rest[max(mixed, 1) :]))
@@ -185,17 +205,17 @@ class _Whiten(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
         if grad is None:
-            return (None,) * 8
+            return (None,) * 9
         # Read once: activation checkpointing gives each saved tensor out only once.
         saved = ctx.saved_tensors
-        tensors, kept = saved[:7], saved[7:]
+        tensors, kept = saved[:8], saved[8:]
         given = _Given(*tensors)
         with no_autocast(given.x):
             if torch.is_grad_enabled():
                 grads = _backward_differentiably(given, ctx.method, grad)
             else:
                 grads = _backward(given, ctx.method, kept, grad, ctx.needs_input_grad[0])
-        return *grads, None, None, None
+        return *grads, None, None, None, None
 
 
 def _backward(
@@ -206,7 +226,7 @@ def _backward(
     prepared = given.prepared(layout)
     x, scale = prepared.x, prepared.scale(layout)
     weight, bias = (None, None) if layout.across else (prepared.weight, prepared.bias)
-    grad = layout.split(grad.to(x.dtype))
+    grad = layout.split(given.cleared(grad.to(x.dtype)))
     mean, sample, batch, solver = _unpack(prepared, method, kept)
     whitening, pullback = method.solver.vjp(*solver)
     whitening = _applied(whitening, layout)
@@ -233,7 +253,8 @@ def _backward(
     )
     grad_x = None
     if needs_x:
-        grad_x = input_gradient(grad, x, matrix, scale, through, layout, given.x).to(given.x.dtype)
+        grad_x = input_gradient(grad, x, matrix, scale, through, layout, given.x)
+        grad_x = given.cleared(grad_x.to(given.x.dtype))
     return [grad_x, small.weight, small.bias, *(mixing or (None, None))]
 
 
@@ -243,7 +264,9 @@ def _unpack(
     """The pooled mean, the moments of samples and batch, and the solver's tensors."""
     mean, *rest = kept
     n, _, features, positions = prepared.x.shape
-    number = n * positions if method.pooled else features if method.layout.dual else positions
+    number: int | Tensor = n * positions if method.pooled else features if method.layout.dual else positions
+    if prepared.mask is not None:
+        number = prepared.mask.sum().to(mean.dtype)
     if prepared.mixing is None:
         # The covariance itself plays no part in the gradient of a single statistic.
         single = Moments(mean, mean, number)

@@ -1,6 +1,12 @@
 """The papers' measures, as plain functions on tensors, and what a live model's norms do by them."""
 
-from whitenorm.diagnostics.conditioning import condition_number, correlation, spectrum, whiteness_error
+from whitenorm.diagnostics.conditioning import (
+    condition_number,
+    correlation,
+    dead_directions,
+    spectrum,
+    whiteness_error,
+)
 from whitenorm.diagnostics.constraints import constraint_number, feasible_range, measured_constraint_number
 from whitenorm.diagnostics.cost import flops, saved_bytes
 from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbance
@@ -19,6 +25,7 @@ __all__ = [
     "condition_number",
     "constraint_number",
     "correlation",
+    "dead_directions",
     "diversity",
     "feasible_range",
     "fisher_condition_number",

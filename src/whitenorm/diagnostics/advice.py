@@ -17,6 +17,10 @@ from whitenorm.layers.base import PopulationWhitening
 _BATCH = nn.modules.batchnorm._BatchNorm
 
 
+# The kind of advice that is about the measures, and not about the layer.
+FEW = "few"
+
+
 def advice_for(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict[str, str]:
     """What is off in the set-up, by kind, and what to do."""
     words = {}
@@ -35,6 +39,16 @@ def advice_for(layer: nn.Module, shape: torch.Size, report: LayerReport) -> dict
             words["infeasible"] = (
                 f"{layer.num_groups} groups of {sample} values leave no freedom; at most {most} are feasible"
             )
+    looked_at, dead = len(report.spectrum_before), report.dead_before or 0
+    # At most 4096 rows are looked at, of no more than 2048 features.
+    found = shape.numel() // shape[1]
+    if dead == looked_at:
+        words["constant"] = "its input is the same for all of the batch; look for a layer before it that has died"
+    elif found <= looked_at:
+        words[FEW] = (
+            f"{found} values of {looked_at} features vary in {found - 1} directions at most, which is too few to tell "
+            f"condition numbers by; use a batch that is {math.ceil(4 * looked_at / found)} times as large"
+        )
     if report.drift is not None and math.isnan(report.drift):
         words["drift"] = "population statistics are not finite, and so is inference; use recalibrate_"
     elif report.drift is not None and report.drift > 1:
@@ -60,7 +74,7 @@ def drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
     if not isinstance(layer, (PopulationWhitening, _BATCH)) or not layer.track_running_stats:
         return None
     mean = layer._buffers.get("running_mean")
-    if mean is None:
+    if mean is None or _never_updated(layer):
         return None
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
     groups = len(batch_mean) // size
@@ -69,6 +83,12 @@ def drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
     cov = cov.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).movedim(-1, 0)
     spread = matrix @ cov @ matrix.mT - torch.eye(size, dtype=torch.float64, device=cov.device)
     return math.sqrt(((shift.square().sum() + spread.square().sum()) / len(batch_mean)).item())
+
+
+def _never_updated(layer: nn.Module) -> bool:
+    """Whether the population is the initial one; files of old do not count batches, but have means."""
+    batches, mean = layer._buffers.get("num_batches_tracked"), layer._buffers["running_mean"]
+    return batches is not None and int(batches) == 0 and mean is not None and not bool(mean.any())
 
 
 def _population_matrix(layer: nn.Module, size: int) -> Tensor:

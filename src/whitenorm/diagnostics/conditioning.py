@@ -59,32 +59,69 @@ def spectrum_of(cov: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(cov).flip(0).clamp_min(0)
 
 
-def condition_number(x: Tensor, percent: float = 100) -> float:
+def condition_number(x: Tensor, percent: float = 100, *, live: bool = False) -> float:
     r"""The condition number of the features' covariance, or of a share of its directions (GW, figure 2).
 
     .. math:: \kappa = \frac{\lambda_{max}}{\lambda_{min}}, \qquad
               \kappa_p = \frac{\lambda_{max}}{\lambda_{\lceil p d \rceil}}
 
     with eigenvalues from the largest. Of features that are singular to float64's precision it is infinite; a share
-    below 100 % looks past a few dead directions.
+    below 100 % looks past a few dead directions, ``live`` past all of them.
 
     Args:
         x: ``(N, C)`` or ``(N, C, ...)``.
         percent: p, above 0 up to 100.
+        live: count only the d directions that :func:`dead_directions` leaves; NaN where it leaves none.
 
     Example::
 
         >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
         >>> condition_number(x)
         4.0
+        >>> twice = torch.cat([x, x], 1)
+        >>> condition_number(twice), condition_number(twice, live=True)
+        (inf, 4.0)
     """
     check_number("percent", percent, 1e-9, 100, "it is a share of the directions; the paper uses 80 and 90")
-    return condition_of(spectrum(x).tolist(), percent)
+    values = spectrum(x).tolist()
+    return condition_of(values, percent, dead_of(values, rounding_of(features_of(x), x.dtype)) if live else 0)
 
 
-def condition_of(values: list[float], percent: float = 100) -> float:
-    """The condition number of eigenvalues from the largest."""
-    smallest = values[math.ceil(percent * len(values) / 100) - 1]
+def dead_directions(x: Tensor) -> int:
+    r"""In how many directions features do not vary, but for rounding.
+
+    There are such directions where there are fewer values than features (n values span n - 1), where a norm leaves
+    none (LayerNorm's output has mean zero in every sample), where a layer before is narrower, or has channels without
+    a signal. Zero in exact arithmetic, their eigenvalues are here at the level of rounding: at most
+    :math:`\varepsilon^{3/2}` of the features' mean square, with :math:`\varepsilon` of their dtype, whose square is
+    what one rounding makes.
+
+    Example::
+
+        >>> x = torch.randn(100, 8)
+        >>> dead_directions(x), dead_directions(nn.LayerNorm(8)(x)), dead_directions(x[:4])
+        (0, 1, 5)
+    """
+    return dead_of(spectrum(x).tolist(), rounding_of(features_of(x), x.dtype))
+
+
+def rounding_of(rows: Tensor, dtype: torch.dtype) -> float:
+    """The variance that rounding may make in a direction of features that are of this dtype."""
+    return torch.finfo(dtype).eps ** 1.5 * rows.square().mean().item()
+
+
+def dead_of(values: list[float], rounding: float) -> int:
+    """How many of the eigenvalues, from the largest, are at the level of rounding, theirs or the features'."""
+    least = max(rounding, negligible(values[0], len(values)))
+    return sum(value <= least for value in values)
+
+
+def condition_of(values: list[float], percent: float = 100, dead: int = 0) -> float:
+    """The condition number of eigenvalues from the largest, but the dead ones at their end."""
+    live = values[: len(values) - dead]
+    if not live:
+        return math.nan
+    smallest = live[math.ceil(percent * len(live) / 100) - 1]
     return math.inf if smallest <= negligible(values[0], len(values)) else values[0] / smallest
 
 

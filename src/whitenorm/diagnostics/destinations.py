@@ -15,6 +15,9 @@ from whitenorm.diagnostics.reports import COLUMNS, Inspection
 Write = Callable[[int, Inspection], None]
 _SETTINGS = ("name", "kind", "width", "groups")
 _HEADER = ["step", *COLUMNS]
+_EXPECTED = (
+    "expected a .csv file, a folder for TensorBoard, a writer with add_scalar, or a function of the step and its rows"
+)
 
 
 @contextmanager
@@ -22,6 +25,12 @@ def destination(to: Any) -> Iterator[Write]:
     """A function that writes the rows of a step, and closes what it opened at the end."""
     if isinstance(to, (str, os.PathLike)):
         path = Path(to)
+        # A folder of a run may have a dot in its name, as in run.1; the end of a file's name is a word.
+        if path.suffix.lower() != ".csv" and path.suffix[1:].isalpha() and not path.exists():
+            raise ValueError(
+                f"{_EXPECTED} (got {str(to)!r}, a file of another kind by its name); end it in .csv, or make the "
+                "folder first"
+            )
         with _csv(path) if path.suffix.lower() == ".csv" else _tensorboard(path) as write:
             yield write
     elif hasattr(to, "add_scalar"):
@@ -29,10 +38,7 @@ def destination(to: Any) -> Iterator[Write]:
     elif callable(to):
         yield to
     else:
-        raise ValueError(
-            "expected a .csv file, a folder for TensorBoard, a writer with add_scalar, or a function of the step and "
-            f"its rows (got {type(to).__name__})"
-        )
+        raise ValueError(f"{_EXPECTED} (got {type(to).__name__})")
 
 
 def scalars(rows: Inspection) -> dict[str, float]:

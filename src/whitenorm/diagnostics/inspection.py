@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from whitenorm.diagnostics.reports import Inspection, LayerReport
+from whitenorm.diagnostics.measuring import UNMEASURED, measured
+from whitenorm.diagnostics.reports import Inspection
 from whitenorm.diagnostics.watching import Watch, norms_of
 from whitenorm.diagnostics.wrappers import plain_name
 from whitenorm.layers.base import unchanged_buffers
@@ -23,7 +25,8 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
 
     The model is as it was afterwards: no hook stays, running statistics, gradients, modes and the state of the random
     numbers are put back, also when something in the model fails. A model in which nothing is trained is not run
-    backward.
+    backward. A norm whose features have no covariance at this batch has a row without measures, and advice that says
+    why; it is an error when all are so.
 
     Args:
         model: any module.
@@ -56,25 +59,28 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
                 total.backward()
     if not watch.order:
         raise ValueError(f"expected a batch that runs one of the model's norms (got none of {len(watch.layers)} run)")
-    return Inspection(_named_report(watch, layer) for layer in watch.order)
+    found = [measured(watch, layer) for layer in watch.order]
+    if all(UNMEASURED in advice for _, advice in found):
+        report, advice = found[0]
+        raise ValueError(f"{report.name or 'the model'} ({report.kind}): {advice[UNMEASURED]}")
+    return Inspection(report for report, _ in found)
 
 
 def _check_inspectable(model: nn.Module) -> None:
     if torch.is_inference_mode_enabled():
         raise ValueError("expected a call outside of torch.inference_mode (got one inside), where nothing is watched")
+    for name, module in model.named_modules():
+        if any(is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
+            raise ValueError(
+                f"expected a model whose lazy modules have run (got {name or 'the model'}, a {type(module).__name__} "
+                "without a shape); call it on a batch first"
+            )
     for name, parameter in model.named_parameters():
         if parameter._post_accumulate_grad_hooks:
             raise ValueError(
                 f"expected parameters that a backward leaves alone (got a post-accumulate hook on {name}, which may "
                 "step an optimizer); remove it, or use monitor while training"
             )
-
-
-def _named_report(watch: Watch, layer: nn.Module) -> LayerReport:
-    try:
-        return watch.report(layer)
-    except ValueError as error:
-        raise ValueError(f"{watch.layers[layer]} ({type(layer).__name__}): {error}") from error
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

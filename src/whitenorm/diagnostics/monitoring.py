@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from whitenorm.core.check import check_positive
+from whitenorm.diagnostics.advice import FEW
 from whitenorm.diagnostics.destinations import Write, destination
+from whitenorm.diagnostics.measuring import measured
 from whitenorm.diagnostics.reports import Inspection, LayerReport
 from whitenorm.diagnostics.watching import Watch, norms_of
 from whitenorm.diagnostics.wrappers import called_module, inner_module, plain_name
@@ -94,33 +96,29 @@ class Monitor:
         if self._complete:
             start = time.perf_counter()
             with torch.no_grad():
-                self.last = Inspection(self._report(watch, layer) for layer in watch.order)
+                found = [self._report(watch, layer) for layer in watch.order]
+            self.last = Inspection(report for report, _ in found)
             self._write(self.step, self.last)
             self._cost_of_last = watch.cost + time.perf_counter() - start
             self.cost += self._cost_of_last
-            self._warn(watch)
+            self._warn(found)
 
-    def _report(self, watch: Watch, layer: nn.Module) -> LayerReport:
-        try:
-            report = watch.report(layer)
-        except ValueError as error:
-            # Features without a covariance, such as those of a training that diverged, are news, not its end.
-            report = _unmeasured(watch, layer)
-            watch.advice[layer] = {"unmeasured": str(error)}
+    def _report(self, watch: Watch, layer: nn.Module) -> tuple[LayerReport, dict[str, str]]:
+        report, advice = measured(watch, layer)
         if not _settled(layer):
-            watch.advice[layer].pop("drift", None)
-        report.advice = list(watch.advice[layer].values())
-        return report
+            advice.pop("drift", None)
+        report.advice = list(advice.values())
+        return report, advice
 
-    def _warn(self, watch: Watch) -> None:
-        if not watch.order:
+    def _warn(self, found: list[tuple[LayerReport, dict[str, str]]]) -> None:
+        if not found:
             warnings.warn(f"step {self.step} ran none of the model's norms; there is nothing to report", stacklevel=2)
-        for layer, advice in watch.advice.items():
-            name = self._layers[layer]
+        for report, advice in found:
             for kind, words in advice.items():
-                if (name, kind) not in self._warned:
-                    self._warned.add((name, kind))
-                    warnings.warn(f"{name} ({type(layer).__name__}), step {self.step}: {words}", stacklevel=2)
+                # Too few values to measure by are nothing that is off in the set-up.
+                if kind != FEW and (report.name, kind) not in self._warned:
+                    self._warned.add((report.name, kind))
+                    warnings.warn(f"{report.name} ({report.kind}), step {self.step}: {words}", stacklevel=2)
 
 
 @contextmanager
@@ -230,27 +228,3 @@ def _settled(layer: nn.Module) -> bool:
     momentum = layer.momentum
     forgotten = 1.0 if momentum is None else float(momentum)  # type: ignore[arg-type]
     return (1 - forgotten) ** int(batches) < _UNSETTLED
-
-
-def _unmeasured(watch: Watch, layer: nn.Module) -> LayerReport:
-    nan = float("nan")
-    return LayerReport(
-        name=watch.layers[layer],
-        kind=type(layer).__name__,
-        width=watch.inputs[layer].shape[-1 if len(watch.inputs[layer].shape) < 2 else 1],
-        groups=0,
-        condition_before=nan,
-        condition_after=nan,
-        correlation_before=nan,
-        correlation_after=nan,
-        dead=nan,
-        disturbance=None,
-        drift=None,
-        gradient_ratio=None,
-        time_share=None,
-        memory_share=None,
-        spectrum_before=[],
-        spectrum_after=[],
-        correlations_before=torch.zeros(0, 0),
-        correlations_after=torch.zeros(0, 0),
-    )

@@ -37,7 +37,7 @@ def seen(layer: nn.Module, x: Tensor) -> Seen:
 
 def _channels_second(layer: nn.Module, x: Tensor) -> Tensor:
     """``(N, C, ...)``, also of tokens ``(..., C)``."""
-    if not isinstance(layer, (nn.LayerNorm, LayerWhitening)):
+    if not isinstance(layer, (nn.LayerNorm, nn.RMSNorm, LayerWhitening)):
         return x
     last = tuple(layer.normalized_shape)
     is_last = tuple(x.shape[-len(last) :]) == last

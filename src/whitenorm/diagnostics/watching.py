@@ -6,34 +6,21 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from whitenorm.diagnostics.advice import advice_for, disturbance, drift
-from whitenorm.diagnostics.conditioning import (
-    condition_of,
-    correlations_of,
-    covariance_of,
-    features_of,
-    mean_correlation,
-    spectrum_of,
-)
-from whitenorm.diagnostics.reports import LayerReport
 from whitenorm.diagnostics.samples import Seen, seen
 from whitenorm.layers import LayerWhitening
 from whitenorm.layers.base import Whitening
 
 _BATCH = nn.modules.batchnorm._BatchNorm
-_NORMS = (Whitening, LayerWhitening, _BATCH, nn.GroupNorm, nn.LayerNorm)
-# A direction with less than this share of the mean variance counts as dead.
-_DEAD = 1e-3
-# Channels whose correlations are kept, the first ones, as groups of channels are neighbours.
-_CHANNELS = 64
+_INSTANCE = nn.modules.instancenorm._InstanceNorm
+_NORMS = (Whitening, LayerWhitening, _BATCH, _INSTANCE, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def norms_of(model: nn.Module) -> dict[nn.Module, str]:
@@ -43,7 +30,8 @@ def norms_of(model: nn.Module) -> dict[nn.Module, str]:
     }
     if not layers:
         raise ValueError(
-            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Group- or LayerNorm)"
+            f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Instance-, Group-, "
+            "Layer- or RMSNorm)"
         )
     return layers
 
@@ -58,7 +46,6 @@ class Watch:
         self.inputs: dict[nn.Module, Seen] = {}
         self.outputs: dict[nn.Module, Seen] = {}
         self.gradients: dict[nn.Module, dict[str, Tensor]] = {layer: {} for layer in layers}
-        self.advice: dict[nn.Module, dict[str, str]] = {}
         self.saved: dict[nn.Module | None, int] = {}
         self.total = 0.0
         # Of the hooks themselves.
@@ -117,25 +104,31 @@ class Watch:
     @contextmanager
     def memory(self, model: nn.Module) -> Iterator[None]:
         """What is kept for backward but parameters, by each layer and by all else; inside of :meth:`features`."""
-        # The innermost hooks alone are called: those of the caller, which may change what is kept, come first.
         autograd: Any = torch._C._autograd
-        if not autograd._saved_tensors_hooks_is_enabled() or autograd._top_saved_tensors_default_hooks(True):
+        enabled = autograd._saved_tensors_hooks_is_enabled()
+        # The innermost hooks alone are called: those of the caller, which may change what is kept, come first; those of
+        # another watch are called from here.
+        outer, _ = (enabled and autograd._top_saved_tensors_default_hooks(True)) or (None, None)
+        if not enabled or not isinstance(outer, _Pack | None):
             yield
             return
-        seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        kept: dict[int, tuple[nn.Module | None, int]] = {}
 
-        def pack(tensor: Tensor) -> Tensor:
-            if tensor.layout != torch.strided:
-                return tensor
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                owner = self._active[-1] if self._active else None
-                self.saved[owner] = self.saved.get(owner, 0) + storage.nbytes()
-            return tensor
+        def count(tensor: Tensor) -> None:
+            if tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                kept.setdefault(storage.data_ptr(), (self._active[-1] if self._active else None, storage.nbytes()))
 
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            yield
+        try:
+            with saved_tensors_hooks(_Pack(count, outer), lambda tensor: tensor):
+                yield
+        finally:
+            # Those of lazy modules have no storage before.
+            for parameter in model.parameters():
+                if not is_lazy(parameter):
+                    kept.pop(parameter.untyped_storage().data_ptr(), None)
+            for owner, size in kept.values():
+                self.saved[owner] = self.saved.get(owner, 0) + size
 
     def _watch_gradient(self, layer: nn.Module, which: str, tensor: Tensor) -> None:
         def keep(grad: Tensor) -> None:
@@ -167,42 +160,16 @@ class Watch:
             for hook in hooks:
                 hook.remove()
 
-    def report(self, layer: nn.Module) -> LayerReport:
-        shape = self.inputs[layer].shape
-        before, after = features_of(self.inputs[layer].rows), features_of(self.outputs[layer].rows)
-        cov_before, cov_after = covariance_of(before), covariance_of(after)
-        values, values_after = spectrum_of(cov_before).tolist(), spectrum_of(cov_after).tolist()
-        matrix, matrix_after = correlations_of(cov_before), correlations_of(cov_after)
-        gradients = {which: norm.item() for which, norm in self.gradients[layer].items()}
-        known = len(gradients) == 2 and gradients["output"] > 0
-        result = LayerReport(
-            name=self.layers[layer],
-            kind=type(layer).__name__,
-            width=shape[1],
-            groups=_groups(layer, shape[1]),
-            condition_before=condition_of(values),
-            condition_after=condition_of(values_after),
-            correlation_before=mean_correlation(matrix),
-            correlation_after=mean_correlation(matrix_after),
-            dead=_dead(values),
-            disturbance=disturbance(layer, before, shape.numel() // shape[1]),
-            drift=drift(layer, before.mean(0), cov_before),
-            gradient_ratio=gradients["input"] / gradients["output"] if known else None,
-            time_share=self.seconds.get(layer, 0.0) / self.total if self.total else None,
-            memory_share=self.saved.get(layer, 0) / sum(self.saved.values()) if self.saved else None,
-            spectrum_before=values,
-            spectrum_after=values_after,
-            correlations_before=matrix[:_CHANNELS, :_CHANNELS].float().cpu(),
-            correlations_after=matrix_after[:_CHANNELS, :_CHANNELS].float().cpu(),
-        )
-        self.advice[layer] = advice_for(layer, shape, result)
-        result.advice += self.advice[layer].values()
-        return result
 
+class _Pack:
+    """A watch's hook on what is kept for backward, and that of the watch around it."""
 
-def _dead(values: list[float]) -> float:
-    least = _DEAD * fmean(values)
-    return sum(value < least for value in values) / len(values)
+    def __init__(self, count: Callable[[Tensor], None], outer: _Pack | None) -> None:
+        self.count, self.outer = count, outer
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        self.count(tensor)
+        return tensor if self.outer is None else self.outer(tensor)
 
 
 def _now(layer: nn.Module) -> float:
@@ -211,9 +178,3 @@ def _now(layer: nn.Module) -> float:
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(tensor.device)
     return time.perf_counter()
-
-
-def _groups(layer: nn.Module, width: int) -> int:
-    size = getattr(layer, "group_size", None)
-    each_alone = width if isinstance(layer, _BATCH) else 1
-    return int(getattr(layer, "num_groups", None) or (width // size if size else each_alone))

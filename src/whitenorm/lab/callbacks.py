@@ -29,6 +29,13 @@ class NormMonitor(Callback):
         self.monitor: Monitor | None = None
         self._open = ExitStack()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to a fit: its monitor, and the files that it opened."""
+        return {**self.__dict__, "monitor": None, "_open": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _open=ExitStack())
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.to is None and not trainer.loggers:
             raise ValueError("expected a trainer with a logger (got none); give it one, or name a file: to=")

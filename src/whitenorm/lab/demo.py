@@ -17,13 +17,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F  # noqa: N812
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
 
 import whitenorm
 from whitenorm.lab import digits
+from whitenorm.lab.terminal import terminal
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "BN": nn.BatchNorm2d,
@@ -80,7 +80,7 @@ class Result:
 
 def run(demo: Demo) -> list[Result]:
     """Train with every norm, show progress, print the table, write both files."""
-    console = Console()
+    console = terminal()
     demo.out.mkdir(parents=True, exist_ok=True)
     train, test = digits.load()
     columns = (
@@ -102,10 +102,11 @@ def run(demo: Demo) -> list[Result]:
                 last = f"loss {result.train_loss[-1]:.3f}  test {result.test_accuracy[-1]:.1%}"
                 progress.update(task, advance=1, last=last)
             results.append(result)
-    console.print(table(results, demo))
+    # The files before the table: who reads only its head, as head does, ends the command there.
     write_json(results, demo, demo.out / "results.json")
     draw(results, demo, demo.out / "curves.png")
-    console.print(f"Curves: {demo.out / 'curves.png'}   Numbers: {demo.out / 'results.json'}")
+    console.print(table(results, demo))
+    console.print(f"Curves: {demo.out / 'curves.png'}   Numbers: {demo.out / 'results.json'}", soft_wrap=True)
     return results
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,25 +10,32 @@ from typing import Annotated, Any
 import pandas
 import torch
 import tyro
-from rich.console import Console
 from torch import nn
 
 from whitenorm.diagnostics import Inspection, html_page, inspect
-from whitenorm.models import convert_
+from whitenorm.lab.inspected import batch_of_run, from_file, is_run, model_of
+from whitenorm.lab.near import near
+from whitenorm.lab.terminal import terminal
+from whitenorm.models import convert_, recipes
+from whitenorm.models.layers import TARGETS, LayerLike
+
+_SHAPE = (16, 3, 64, 64)
 
 
 @dataclass
 class Inspect:
     """Report on the norms of a model for one batch, before and, with --layer, after a conversion."""
 
-    model: tyro.conf.Positional[str]
-    """A torchvision or timm name, or file.py:function for a function that returns a model."""
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
+    """A torchvision or timm name, file.py:name for a model or a function that returns one, or the folder of a training
+    run."""
     layer: str | None = None
-    """Convert to this layer, such as iternorm or gw, and report again."""
+    """Convert to this layer, such as iternorm or gw, or by file.py:name, a function from width to layer, and report
+    again."""
     where: str = "all"
     """Where to convert: a recipe's name."""
-    shape: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N C H W")] = (16, 3, 64, 64)
-    """Of a batch of random numbers, if there are no data."""
+    shape: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N C H W")] = ()
+    """Of a batch of random numbers, if there are no data; 16 3 64 64 by default, for a run a batch of its images."""
     data: Path | None = None
     """A file of torch.save with the input batch."""
     json: Path | None = None
@@ -43,38 +49,80 @@ class Inspect:
 
 
 def run(options: Inspect) -> dict[str, Inspection]:
-    """Inspect, print and write; returns the reports by name."""
-    console = Console()
+    """Inspect, write and print; returns the reports by name."""
+    console = terminal()
+    layer = None if options.layer is None else _layer(options.layer)
     torch.manual_seed(options.seed)
-    model = load(options.model)
-    batch = _batch(options.data) if options.data else torch.randn(options.shape)
+    model = model_of(options.model).train()
+    if layer is not None:
+        # What cannot be converted is told before the first number.
+        recipes.plan(model, layer, options.where)
+    batch, notes = _batch(options)
     for path in (options.json, options.csv, options.html):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
     titles = {"before": options.model, "after": f"with {options.layer} at {options.where}"}
-    reports = {"before": _inspected(model.train(), batch)}
-    _show(console, titles["before"], reports["before"])
-    if options.layer is not None:
-        model = convert_(model, options.layer, options.where)
-        reports["after"] = _inspected(model, batch)
-        _show(console, titles["after"], reports["after"])
-    if options.json is not None:
-        parts = ",\n".join(f'"{name}": {report.to_json()}' for name, report in reports.items())
-        options.json.write_text(f"{{{parts}}}\n")
-        console.print(f"Numbers: {options.json}")
-    if options.csv is not None:
-        pandas.concat({name: report.to_frame() for name, report in reports.items()}, names=["model", "layer"]).to_csv(
-            options.csv
-        )
-        console.print(f"Table: {options.csv}")
-    if options.html is not None:
-        page = html_page({titles[name]: report for name, report in reports.items()}, title=options.model)
-        options.html.write_text(page, encoding="utf-8")
-        console.print(f"Page: {options.html}")
+    given = tuple(batch.shape) if isinstance(batch, torch.Tensor) else type(batch).__name__
+    expected = f"expected a batch that the model takes, by --shape or --data (got {given}"
+    reports = {"before": _inspected(model, batch, expected)}
+    if layer is not None:
+        expected = f"expected a --layer with which the model runs (got {options.layer}"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = convert_(model, layer, options.where)
+        notes += [str(warning.message) for warning in caught]
+        reports["after"] = _inspected(model, batch, expected)
+    # All files before the first word: who reads only that, as head does, ends the command there.
+    written = _write(options, titles, reports)
+    for name, report in reports.items():
+        console.print(titles[name], style="bold", soft_wrap=True)
+        console.print(str(report), soft_wrap=True, highlight=False)
+        console.print()
+    for line in notes + written:
+        console.print(line, soft_wrap=True)
     return reports
 
 
-def _batch(path: Path) -> Any:
+def _write(options: Inspect, titles: dict[str, str], reports: dict[str, Inspection]) -> list[str]:
+    lines = []
+    if options.json is not None:
+        parts = ",\n".join(f'"{name}": {report.to_json()}' for name, report in reports.items())
+        options.json.write_text(f"{{{parts}}}\n")
+        lines.append(f"Numbers: {options.json}")
+    if options.csv is not None:
+        frames = {name: report.to_frame() for name, report in reports.items()}
+        pandas.concat(frames, names=["model", "layer"]).to_csv(options.csv)
+        lines.append(f"Table: {options.csv}")
+    if options.html is not None:
+        page = html_page({titles[name]: report for name, report in reports.items()}, title=options.model)
+        options.html.write_text(page, encoding="utf-8")
+        lines.append(f"Page: {options.html}")
+    return lines
+
+
+def _layer(name: str) -> LayerLike:
+    if ".py:" in name:
+        found: LayerLike = from_file(*name.rsplit(":", 1))
+        return found
+    if name not in TARGETS:
+        raise ValueError(
+            f"expected --layer to be one of {', '.join(TARGETS)}, or file.py:name (got {name!r}){near(name, TARGETS)}"
+        )
+    return name
+
+
+def _batch(options: Inspect) -> tuple[Any, list[str]]:
+    """The batch, and what is to be said about it."""
+    if options.data is not None:
+        return _read(options.data), []
+    if options.shape or not is_run(options.model):
+        return torch.randn(options.shape or _SHAPE), []
+    batch, why = batch_of_run(options.model)
+    shape = " × ".join(map(str, batch.shape))
+    return batch, [f"Measured on training images, {shape}." if why is None else f"Measured on noise, {shape}: {why}"]
+
+
+def _read(path: Path) -> Any:
     """What torch.save wrote; a list of arguments as a tuple."""
     try:
         batch = torch.load(path, weights_only=True)
@@ -86,61 +134,11 @@ def _batch(path: Path) -> Any:
     return tuple(batch) if isinstance(batch, list) else batch
 
 
-def _inspected(model: nn.Module, batch: Any) -> Inspection:
+def _inspected(model: nn.Module, batch: Any, expected: str) -> Inspection:
     try:
         return inspect(model, batch)
     except ValueError:
         raise
     except Exception as error:
-        given = tuple(batch.shape) if isinstance(batch, torch.Tensor) else type(batch).__name__
-        raise OSError(
-            f"expected a batch that the model takes (got {given}, on which it raises {type(error).__name__}: {error}); "
-            "pass --shape or --data"
-        ) from error
-
-
-def load(name: str) -> nn.Module:
-    """The model of a name."""
-    if ".py:" in name:
-        return _from_file(*name.rsplit(":", 1))
-    found = _from_library("torchvision.models", "get_model", name, weights=None)
-    found = _from_library("timm", "create_model", name) if found is None else found
-    if found is None:
-        raise OSError(
-            f"expected a torchvision or timm model, or file.py:function (got {name!r}, which neither library that is "
-            "installed knows)"
-        )
-    return found
-
-
-def _from_library(package: str, function: str, name: str, **options: Any) -> nn.Module | None:
-    try:
-        make = getattr(importlib.import_module(package), function)
-    except ImportError:
-        return None
-    try:
-        model: nn.Module = make(name, **options)
-    except (ValueError, RuntimeError):
-        # What these libraries raise for a name that they do not know.
-        return None
-    return model
-
-
-def _from_file(path: str, function: str) -> nn.Module:
-    spec = importlib.util.spec_from_file_location("whitenorm_inspected", path)
-    if not Path(path).exists() or spec is None or spec.loader is None:
-        raise OSError(f"expected a Python file before the colon (got {path!r}, which is not there)")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, function):
-        raise OSError(f"expected {path} to have a function {function!r} (it has none of that name)")
-    model = getattr(module, function)()
-    if not isinstance(model, nn.Module):
-        raise OSError(f"expected {function} in {path} to return a model (got {type(model).__name__})")
-    return model
-
-
-def _show(console: Console, title: str, report: Inspection) -> None:
-    console.print(title, style="bold")
-    console.print(str(report), soft_wrap=True, highlight=False, markup=False)
-    console.print()
+        # A model may raise anything on a batch that is not for it.
+        raise OSError(f"{expected}, on which it raises {type(error).__name__}: {error})") from error

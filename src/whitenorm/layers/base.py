@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_channels, check_eps, check_momentum, check_positive, fit_group_size
+from whitenorm.core.check import (
+    check_channels,
+    check_eps,
+    check_momentum,
+    check_positions,
+    check_positive,
+    fit_group_size,
+)
+from whitenorm.core.precision import compute_dtype
 from whitenorm.core.ranks import Group
 from whitenorm.functional import population_whitening
+from whitenorm.layers import loading
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -20,6 +31,9 @@ class Whitening(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    # What a conversion knows of the layer: its name in the model, and the class of the norm it took the place of.
+    name_in_model: str = ""
+    replaces: str = ""
 
     def __init__(
         self,
@@ -53,6 +67,20 @@ class Whitening(nn.Module):
 
     def _check_input(self, input: Tensor) -> None:
         check_channels(input, self.num_features)
+
+    def _check_positions(self, input: Tensor, per: str, groups: int) -> None:
+        """Raise unless each sample has values enough for statistics of its own, and say where in the model."""
+        place = f" in {type(self).__name__} at {self.name_in_model!r}" if self.name_in_model else ""
+        check_positions(input, per, math.prod(input.shape[1:]) // groups, place)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if loading.is_batch_norm(state_dict, prefix, self.num_features):
+            self._take_batch_norm(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
+        """Turn a BatchNorm's state into this layer's."""
+        loading.leave_out(state, prefix, type(self).__name__)
 
     def extra_repr(self) -> str:
         return (
@@ -96,9 +124,15 @@ class _Handle:
 
 
 class PopulationWhitening(Whitening):
-    """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference."""
+    """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference.
+
+    They are float32 at least, whatever the parameters are cast to: a covariance rounded to half precision is not
+    positive semi-definite, and the matrix of its small eigenvalues is noise.
+    """
 
     num_batches_tracked: Tensor | None
+    # The ε of the BatchNorm whose state may be loaded; PyTorch's own, unless a conversion knows better.
+    batch_norm_eps: float = 1e-5
 
     def __init__(
         self,
@@ -124,11 +158,44 @@ class PopulationWhitening(Whitening):
         buffers: dict[str, Tensor | None] = {"running_mean": None, matrix_name: None, "num_batches_tracked": None}
         if track_running_stats:
             size = self.group_size
-            buffers["running_mean"] = torch.empty(num_features, device=device, dtype=dtype)
-            buffers[matrix_name] = torch.empty(num_features // size, size, size, device=device, dtype=dtype)
+            wide = compute_dtype(torch.get_default_dtype() if dtype is None else dtype)
+            buffers["running_mean"] = torch.empty(num_features, device=device, dtype=wide)
+            buffers[matrix_name] = torch.empty(num_features // size, size, size, device=device, dtype=wide)
             buffers["num_batches_tracked"] = torch.empty((), device=device, dtype=torch.long)
         for name, buffer in buffers.items():
             self.register_buffer(name, buffer)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PopulationWhitening:
+        """What ``to``, ``half``, ``cuda`` and the like go through: buffers are moved, but not cast below float32."""
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            after = self._buffers[name]
+            assert after is not None
+            wide = compute_dtype(after.dtype) if buffer.is_floating_point() else buffer.dtype
+            if after.dtype != wide:
+                # From the buffer as it was: the cast one has lost its digits.
+                self._buffers[name] = buffer.to(after.device, wide)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Statistics that a checkpoint has in half precision are loaded, or assigned, as float32."""
+        narrow = {}
+        for name, buffer in self._buffers.items():
+            given = state_dict.get(prefix + name)
+            if buffer is None or not buffer.is_floating_point() or not isinstance(given, Tensor):
+                continue
+            if given.is_floating_point():
+                state_dict[prefix + name] = wide = given.to(compute_dtype(given.dtype))
+                if wide.dtype != given.dtype:
+                    narrow[name] = given.dtype
+        if narrow:
+            warnings.warn(
+                f"expected population statistics in float32 or float64 (got {narrow} in the state dict, too few digits "
+                "for a matrix of small eigenvalues); compute them anew with whitenorm.recalibrate_",
+                stacklevel=2,
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def process_group(self) -> Group:
@@ -145,6 +212,11 @@ class PopulationWhitening(Whitening):
             return None, None
         return self._buffers["running_mean"], self._buffers[self._matrix_name]
 
+    def _same_population(self, other: PopulationWhitening) -> bool:
+        """Whether both keep statistics of the same form."""
+        forms = [(layer.track_running_stats, layer._matrix_name, layer.group_size) for layer in (self, other)]
+        return forms[0] == forms[1] and self.track_running_stats
+
     @torch.no_grad()
     def set_population(self, mean: Tensor, cov: Tensor) -> None:
         """Take a mean ``(C,)`` and a covariance ``(G, K, K)``, without ε, for the population's."""
@@ -160,8 +232,15 @@ class PopulationWhitening(Whitening):
         running_mean, matrix = self._population()
         if running_mean is not None and matrix is not None:
             running_mean.copy_(mean)
-            exact = variance - self.eps if self._matrix_name == "running_cov" else variance.rsqrt()
-            matrix.copy_(torch.diag_embed(exact.reshape(-1, self.group_size)))
+            matrix.copy_(
+                loading.diagonal_matrix(variance.to(matrix.dtype), self._matrix_name, self.group_size, self.eps)
+            )
+
+    def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
+        if not self.track_running_stats:
+            super()._take_batch_norm(state, prefix)
+            return
+        loading.to_diagonal(state, prefix, self._matrix_name, self.group_size, self.eps, self.batch_norm_eps)
 
     def reset_running_stats(self) -> None:
         """The population as the papers start it: mean zero, matrix I, no batches seen."""
@@ -184,12 +263,14 @@ class PopulationWhitening(Whitening):
         """The weight of the next training batch in the running statistics."""
         if self.momentum is not None:
             return self.momentum
-        return 1.0 if self.num_batches_tracked is None else 1.0 / (self.num_batches_tracked + 1)
+        mean = self._population()[0]
+        if mean is None or self.num_batches_tracked is None:
+            return 1.0
+        return (self.num_batches_tracked + 1).to(mean.dtype).reciprocal()
 
-    def _count_batch(self) -> None:
-        """Count a training batch once its statistics are recorded."""
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
+    def _counter(self) -> Tensor | None:
+        """What counts the batches whose statistics are recorded."""
+        return self.num_batches_tracked if self.track_running_stats else None
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,24 @@ from whitenorm.core.mode import is_transformed
 from whitenorm.core.ranks import Group
 from whitenorm.functional import batch_whitening, check_population, population_whitening
 from whitenorm.layers.base import PopulationWhitening
-from whitenorm.solvers import Newton, SolverLike
+from whitenorm.solvers import Newton, Solver, SolverLike
+
+
+class _Solved(NamedTuple):
+    """A whitening matrix, and all that it was computed from."""
+
+    cov: Tensor
+    eps: float
+    solver: Solver
+    whitening: Tensor
+
+    @classmethod
+    def of(cls, cov: Tensor, eps: float, solver: Solver) -> _Solved:
+        return cls(cov, eps, solver, population_whitening(cov, eps, solver))
+
+    def is_of(self, cov: Tensor, eps: float, solver: Solver) -> bool:
+        same = (self.cov.dtype, self.eps, self.solver) == (cov.dtype, eps, solver)
+        return same and torch.equal(self.cov, cov)
 
 
 class BatchWhitening(PopulationWhitening):
@@ -36,19 +54,26 @@ class BatchWhitening(PopulationWhitening):
         affine: learn γ and β.
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
         population: ``"whitening"`` keeps a running whitening matrix, as the papers do; ``"covariance"`` a running
-            covariance (BW_Σ), from which the matrix is computed when the statistics have changed.
+            covariance (BW_Σ), from which the matrix is computed at inference: on a CPU when the statistics have
+            changed, elsewhere in every call.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
-        device, dtype: of parameters and buffers.
+        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
 
     Shape:
-        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.
+        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same. ``mask``, if given,
+        is boolean ``(N, ...)``, such as ``(N, L)``, and False at padding: such positions enter no statistic, give 0 and
+        get no gradient. In training, statistics over time let each position see all others, later ones too.
 
     Examples::
 
         >>> layer = BatchWhitening(32, group_size=16, solver="zca")
         >>> layer(torch.randn(8, 32, 14, 14)).shape
         torch.Size([8, 32, 14, 14])
+        >>> lengths = torch.tensor([5, 9])
+        >>> tokens = torch.randn(2, 9, 32)
+        >>> layer(tokens.mT, mask=torch.arange(9) < lengths.unsqueeze(1)).mT.shape
+        torch.Size([2, 9, 32])
         >>> list(BatchWhitening(32, population="covariance").state_dict())
         ['weight', 'bias', 'running_mean', 'running_cov', 'num_batches_tracked']
     """
@@ -86,16 +111,16 @@ class BatchWhitening(PopulationWhitening):
             dtype,
         )
         self.population = population
-        self._cached: tuple[Tensor, tuple[Any, ...], Tensor] | None = None
+        self._solved: _Solved | None = None
         self.reset_parameters()
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         self._check_input(input)
         mean, matrix = self._population()
         population = self.population
         if matrix is not None and not self.training and population == "covariance":
             matrix, population = self._population_whitening(matrix), "whitening"
-        output = batch_whitening(
+        return batch_whitening(
             input,
             mean,
             matrix,
@@ -108,30 +133,30 @@ class BatchWhitening(PopulationWhitening):
             solver=self.solver,
             population=population,
             process_group=self.process_group if self.training else None,
+            mask=mask,
+            num_batches_tracked=self._counter(),
         )
-        self._count_batch()
-        return output
 
     def _population_whitening(self, cov: Tensor) -> Tensor:
-        """The matrix of the running covariance, solved again only when something it depends on has changed.
+        """The matrix of the running covariance, which cannot be that of an earlier one.
 
-        Writing through ``running_cov.data`` or its numpy array is not noticed before the next call of ``train`` or
-        ``eval``, as PyTorch does not count such changes.
+        On a CPU it is kept with a copy of what it was solved from, and solved again where that differs from the present
+        by value: however a buffer was written, by hand, through ``.data``, by a broadcast or in another thread, it is
+        seen. To compare takes a read of K² numbers, as the map of a single position does. On other devices it would
+        stall the host, so there the matrix is solved in every call, as in training; ``fold_``, or a running whitening
+        matrix, is for those who cannot spare that time.
         """
-        if is_transformed() or cov.is_inference() or cov.requires_grad:
+        if not cov.is_cpu or type(cov) is not Tensor or cov.requires_grad or is_transformed():
             return population_whitening(cov, self.eps, self.solver)
-        key = (cov.data_ptr(), cov._version, self.eps, self.solver)
-        if self._cached is None or self._cached[0] is not cov or self._cached[1] != key:
+        # Read once and written whole: threads may share the layer.
+        solved = self._solved
+        if solved is None or not solved.is_of(cov, self.eps, self.solver):
             with torch.inference_mode(False), torch.no_grad():
-                self._cached = cov, key, population_whitening(cov, self.eps, self.solver)
-        return self._cached[2]
-
-    def train(self, mode: bool = True) -> BatchWhitening:
-        self._cached = None
-        return super().train(mode)
+                self._solved = solved = _Solved.of(cov.clone(), self.eps, copy.copy(self.solver))
+        return solved.whitening
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cached": None}
+        return {**self.__dict__, "_solved": None}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, population={self.population!r}"

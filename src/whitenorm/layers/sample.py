@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_divides, check_eps, check_positive
+from whitenorm.core.check import check_divides, check_eps, check_positive, root_divisor
+from whitenorm.core.mask import cleared
 from whitenorm.functional import group_whitening, instance_whitening
 from whitenorm.layers.base import Whitening
 from whitenorm.solvers import Solver, SolverLike, as_solver
@@ -57,6 +59,7 @@ class InstanceWhitening(Whitening):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
+        self._check_positions(input, "channel", self.num_features)
         return instance_whitening(
             input, self.weight, self.bias, self.eps, group_size=self.group_size, solver=self.solver
         )
@@ -115,6 +118,7 @@ class GroupWhitening(Whitening):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
+        self._check_positions(input, "group", self.num_groups)
         return group_whitening(input, self.num_groups, self.weight, self.bias, self.eps, solver=self.solver)
 
     def extra_repr(self) -> str:
@@ -122,6 +126,17 @@ class GroupWhitening(Whitening):
             f"{self.num_groups}, {self.num_channels}, solver={self.solver!r}, eps={self.eps}, affine={self.affine}, "
             f"bias={self.bias is not None}"
         )
+
+
+def _default_groups(features: int) -> int:
+    groups = root_divisor(features)
+    if groups == 1 < features:
+        warnings.warn(
+            f"{features} features have no divisor near their square root: LayerWhitening({features}) has one group, "
+            "which is LayerNorm; choose a width with divisors, or num_groups",
+            stacklevel=3,
+        )
+    return groups
 
 
 class LayerWhitening(nn.Module):
@@ -132,7 +147,8 @@ class LayerWhitening(nn.Module):
 
     Args:
         normalized_shape: the last dimensions of the input, as in ``torch.nn.LayerNorm``.
-        num_groups: g; a divisor of their product C. The paper finds g at most √C numerically safe.
+        num_groups: g; a divisor of their product C. The paper finds g at most √C numerically safe; None is the divisor
+            nearest to it.
         solver: from covariance to matrix, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the covariance.
         elementwise_affine: learn γ and β of ``normalized_shape``.
@@ -140,12 +156,16 @@ class LayerWhitening(nn.Module):
         device, dtype: of parameters.
 
     Shape:
-        ``(..., *normalized_shape)``, and the output the same.
+        ``(..., *normalized_shape)``, and the output the same; also jagged nested tensors ``(N, *, C)``. Tokens do not
+        see each other, so that padding changes none of them. ``mask``, if given, is boolean ``(...)`` and False at
+        padding, which then gives 0 and adds nothing to any gradient, whatever its values are.
 
     Examples::
 
         >>> LayerWhitening(64, num_groups=4)(torch.randn(2, 10, 64)).shape
         torch.Size([2, 10, 64])
+        >>> LayerWhitening(768).num_groups
+        24
     """
 
     weight: nn.Parameter | None
@@ -154,7 +174,7 @@ class LayerWhitening(nn.Module):
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
-        num_groups: int,
+        num_groups: int | None = None,
         solver: SolverLike = "newton",
         eps: float = 1e-5,
         elementwise_affine: bool = True,
@@ -167,6 +187,8 @@ class LayerWhitening(nn.Module):
         shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         for size in shape or (0,):
             check_positive("every size of normalized_shape", size)
+        if num_groups is None:
+            num_groups = _default_groups(math.prod(shape))
         check_divides("num_groups", num_groups, "features", math.prod(shape))
         check_eps(eps)
         self.normalized_shape = shape
@@ -186,7 +208,9 @@ class LayerWhitening(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        if input.is_nested:
+            return self._jagged(input, mask)
         dims = len(self.normalized_shape)
         if tuple(input.shape[-dims:]) != self.normalized_shape:
             raise ValueError(
@@ -196,7 +220,30 @@ class LayerWhitening(nn.Module):
             )
         tokens = input.reshape(math.prod(input.shape[:-dims]), math.prod(self.normalized_shape))
         weight, bias = (None if tensor is None else tensor.flatten() for tensor in (self.weight, self.bias))
-        return group_whitening(tokens, self.num_groups, weight, bias, self.eps, solver=self.solver).reshape(input.shape)
+        if mask is not None:
+            mask = self._flat_mask(mask, input.shape[:-dims])
+            tokens = cleared(tokens, mask)
+        output = group_whitening(tokens, self.num_groups, weight, bias, self.eps, solver=self.solver)
+        return (output if mask is None else cleared(output, mask)).reshape(input.shape)
+
+    def _flat_mask(self, mask: Tensor, shape: torch.Size) -> Tensor:
+        if mask.dtype != torch.bool or mask.shape != shape:
+            raise ValueError(
+                f"expected a boolean mask of shape {tuple(shape)}, one entry a token (got {mask.dtype} of shape "
+                f"{tuple(mask.shape)})"
+            )
+        return mask.flatten()
+
+    def _jagged(self, input: Tensor, mask: Tensor | None) -> Tensor:
+        """Of a nested tensor ``(N, *, C)``: its tokens, which lie one after the other."""
+        if input.layout != torch.jagged or len(self.normalized_shape) != 1 or input.ndim != 3 or mask is not None:
+            raise ValueError(
+                f"expected a dense tensor, or a jagged nested one (N, *, {self.normalized_shape[-1]}) without a mask "
+                f"(got a nested tensor of {input.ndim} dimensions and layout {input.layout}); pad it: "
+                "x.to_padded_tensor(0)"
+            )
+        nested: Any = input
+        return torch.nested.nested_tensor_from_jagged(self(nested.values()), nested.offsets(), nested.lengths())
 
     def extra_repr(self) -> str:
         return (

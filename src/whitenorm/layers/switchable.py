@@ -24,7 +24,12 @@ class SwitchableWhitening(PopulationWhitening):
               y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
 
     with ω and ω' the softmax of learned logits, equal at the start. ``("bw", "iw")`` is the paper's SW^a,
-    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics stand for the batch's part.
+    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics stand for the batch's part. The paper
+    computes ZCA, names its decomposition the bottleneck on GPUs, and leaves a faster one open: Newton's iteration is
+    the default here, and ``solver="zca"`` is the paper's.
+
+    A sample with a single position, such as a 1×1 map, has neither an instance covariance nor an instance variance.
+    There the mix is of the statistics that exist (``"bw"``, ``"bn"``, ``"ln"``), with their weights scaled to sum to 1.
 
     Args:
         num_features: C.
@@ -40,11 +45,10 @@ class SwitchableWhitening(PopulationWhitening):
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
-        device, dtype: of parameters and buffers.
+        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
 
     Shape:
-        ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same; with batch statistics only,
-        also ``(N, C)``.
+        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.
 
     Examples::
 
@@ -107,7 +111,7 @@ class SwitchableWhitening(PopulationWhitening):
 
     def mixing(self) -> dict[str, tuple[float, float]]:
         """The present weight of each statistic, in the mean and in the covariance, for people to read."""
-        mean, cov = (logits.softmax(0).tolist() for logits in self._logits())
+        mean, cov = (logits.double().softmax(0).tolist() for logits in self._logits())
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 
     def _logits(self) -> tuple[Tensor, Tensor]:
@@ -116,7 +120,7 @@ class SwitchableWhitening(PopulationWhitening):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        output = switchable_whitening(
+        return switchable_whitening(
             input,
             *self._logits(),
             *self._population(),
@@ -129,9 +133,8 @@ class SwitchableWhitening(PopulationWhitening):
             group_size=self.group_size,
             solver=self.solver,
             process_group=self.process_group if self.training else None,
+            num_batches_tracked=self._counter(),
         )
-        self._count_batch()
-        return output
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, statistics={self.statistics}, tie_weights={self.tie_weights}"

@@ -5,6 +5,16 @@ from whitenorm.models.checkpoints import load_published
 from whitenorm.models.convert import convert_
 from whitenorm.models.fold import fold_
 from whitenorm.models.recalibrate import recalibrate_
+from whitenorm.models.record import conversion_of, load_converted
 from whitenorm.models.synchronize import synchronize_
 
-__all__ = ["convert_", "fold_", "load_published", "recalibrate_", "recipes", "synchronize_"]
+__all__ = [
+    "conversion_of",
+    "convert_",
+    "fold_",
+    "load_converted",
+    "load_published",
+    "recalibrate_",
+    "recipes",
+    "synchronize_",
+]

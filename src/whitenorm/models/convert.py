@@ -2,41 +2,97 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from torch import nn
 
 from whitenorm.models.layers import LayerLike
-from whitenorm.models.recipes import Where, plan
+from whitenorm.models.recipes import Plan, Where, plan
+from whitenorm.models.record import record_
 from whitenorm.models.replace import replace_
+from whitenorm.models.take_over import take_hooks
+
+# Names in a warning; a large model has hundreds.
+_SHOWN = 8
 
 
-def convert_(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: bool = False) -> nn.Module:
+def convert_(
+    model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: bool = False, **options: Any
+) -> nn.Module:
     """Replace norms by whitening layers, in place, and return the model.
 
-    BatchNorm of any dimension, SyncBatchNorm, FrozenBatchNorm, timm's BatchNormAct (with its activation), GroupNorm and
-    LayerNorm (by :class:`LayerWhitening`) are replaced. Weight, bias, device, dtype, training mode and requires_grad
-    carry over. From a trained BatchNorm the population carries over too, so that with ``"iternorm"``, ``"dbn"`` and
-    ``"bw-sigma"`` the model's output in eval mode is what it was; the other layers use statistics of the sample. In
-    place of a GroupNorm, a batch method has no population yet: train, or :func:`recalibrate_`, before eval mode.
-    Momentum, hooks and a frozen norm's being frozen in training do not carry over; InstanceNorm and RMSNorm stay.
+    Replaced are BatchNorm of any dimension, SyncBatchNorm, FrozenBatchNorm, timm's BatchNormAct (with its activation),
+    InstanceNorm, GroupNorm (which keeps its number of groups as ``"gw"``), LayerNorm and RMSNorm, torch's and those of
+    other libraries that have its form (both by :class:`LayerWhitening`), and whitening layers themselves. With
+    ``"bn"``, ``"gn"`` and ``"ln"`` they become plain norms again.
+
+    Parameters, device, dtype, training mode, requires_grad, momentum and hooks carry over. From a trained BatchNorm the
+    population carries over too, so that with ``"iternorm"``, ``"dbn"`` and ``"bw-sigma"`` the model's output in eval
+    mode is what it was; the other layers use statistics of the sample. In place of a GroupNorm, a batch method has no
+    population yet: train, or :func:`recalibrate_`, before eval mode. What was converted is told by
+    :func:`conversion_of`, and kept in the configuration of a transformers model.
+
+    A warning names the layers that could not become what was asked for, and the remedy: those of a width that has no
+    fitting divisor, and norms of tokens where a method of channels is named. :func:`whitenorm.recipes.plan` shows it
+    beforehand. Where every norm is already what it would become, nothing changes, and a warning says so.
 
     Args:
         model: any module; one that is a norm itself is not changed, but returned as its replacement.
-        layer: ``"iternorm"``, ``"dbn"``, ``"bw-sigma"``, ``"sw"``, ``"sw5"``, ``"gw"``, ``"iw"``, or a function from
-            the old norm's width to a new layer. Group sizes are the papers', or the largest divisor of the width below.
-        where: ``"all"``, a recipe's name (see :mod:`whitenorm.recipes`), or a filter ``(module, name) -> bool``.
+        layer: ``"iternorm"``, ``"dbn"``, ``"bw-sigma"``, ``"sw"``, ``"sw5"``, ``"gw"``, ``"iw"``, ``"bn"``, ``"gn"``,
+            ``"ln"``, or a function from the old norm's width to a new layer. Group sizes are the papers', or the
+            largest divisor of the width below.
+        where: ``"all"``, a recipe's name (see :mod:`whitenorm.recipes`), a list of module names or patterns such as
+            ``["bn1", "layer4", "*.bn2"]``, or a filter ``(module, name) -> bool``.
         keep_eps: give the new layers the ε of the old norms instead of their own.
+        options: the layer's own arguments, such as ``steps=7``, ``group_size=32``, ``eps=1e-3``, ``momentum=0.01``,
+            ``solver="newton"``.
 
     Example::
 
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-        >>> convert_(model, "iternorm")[1].group_size
-        8
+        >>> layer = convert_(model, "iternorm", group_size=4, steps=7)[1]
+        >>> layer.group_size, layer.solver
+        (4, Newton(steps=7))
     """
-    model = replace_(model, {change.old: change.new for change in plan(model, layer, where, keep_eps)})
+    changes = plan(model, layer, where, keep_eps=keep_eps, **options)
+    if not changes:
+        warnings.warn(
+            f"nothing is converted: all norms at where={where!r} already are what {layer!r} would make of them",
+            stacklevel=2,
+        )
+        return model
+    for change in changes:
+        # A layer that stays inside the new one keeps its own.
+        if change.old not in change.new.modules():
+            take_hooks(change.new, change.old)
+    converted = replace_(model, {change.old: change.new for change in changes})
+    _leave_fast_path(converted)
+    record_(converted)
+    _warn(changes)
+    return converted
+
+
+def _warn(changes: Plan) -> None:
+    """Say, once for all layers, what is not as asked."""
+    notes: dict[str, list[str]] = {}
+    for change in changes:
+        if change.note:
+            notes.setdefault(change.note, []).append(change.name or "the model")
+    if notes:
+        lines = "".join(f"\n  {_few(names)}: {note}" for note, names in notes.items())
+        warnings.warn(f"some layers are not what was asked for, or not what they were:{lines}", stacklevel=3)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more (recipes.plan lists all)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _leave_fast_path(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             norms = (module.norm1, module.norm2)
             if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
                 # Its fast path at inference takes the norms' weights and computes LayerNorm itself.
                 module.activation_relu_or_gelu = 0
-    return model

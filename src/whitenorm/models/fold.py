@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ from torch.utils._pytree import tree_leaves
 
 from whitenorm.core.apply import Affine, fold
 from whitenorm.functional import population_whitening
-from whitenorm.layers import BatchWhitening
+from whitenorm.layers import BatchWhitening, LayerWhitening
+from whitenorm.layers.base import Whitening
 from whitenorm.models.flow import CONVOLUTIONS, TRANSPOSED, Source, is_plain, sources
+from whitenorm.models.norms import BATCH, as_norm
+from whitenorm.models.record import record_
 from whitenorm.models.replace import replace_
 
 _POINTWISE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
-def fold_(model: nn.Module, example: Any = None, *, dense: bool = False) -> nn.Module:
+def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_norms: bool = False) -> nn.Module:
     """Merge every batch whitening into the convolution or linear layer before it, in place, and return the model.
 
     The model must be in eval mode, and stay in it. A whitening whose input comes from elsewhere, or from a layer whose
@@ -30,13 +34,14 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False) -> nn.M
     What follows what is read from a symbolic trace of ``model(x)``, with all other arguments at their defaults. A
     model that ``torch.fx`` cannot trace gets 1×1 convolutions, with a warning. A trace shows neither values nor
     methods other than forward: where a model's path depends on values or types, or its parts are called in other ways
-    too, give an example, on which the outputs are compared.
+    too, give an example, on which the outputs are compared. Where nothing is folded, a warning says why.
 
     Args:
         model: with :class:`BatchWhitening`, :class:`IterNorm` or :class:`DecorrelatedBatchNorm` layers.
         example: an input to compare the outputs on; if they differ, nothing is changed and an error raised.
         dense: merge into grouped convolutions whose groups are too small, too, by joining groups: more weights and
             FLOPs in one layer, in place of a following 1×1 convolution.
+        batch_norms: merge the BatchNorms that are left behind convolutions and linear layers, too; elsewhere they stay.
 
     Example::
 
@@ -48,16 +53,19 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False) -> nn.M
         >>> model[1]
         Identity()
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, BatchWhitening)}
+    kinds = (BatchWhitening, BATCH) if batch_norms else BatchWhitening
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     for name, layer in layers.items():
         if layer.training:
             raise ValueError(
                 f"expected the model in eval mode (got layer {name!r} in training mode); call model.eval() first: what "
                 "is merged are the population's statistics"
             )
+    candidates = len(layers)
     layers = {name: layer for name, layer in layers.items() if layer.track_running_stats and not _watched(layer)}
-    if "" in layers:
-        return _pointwise(layers[""], Source()).eval()
+    root = layers.get("")
+    if isinstance(root, BatchWhitening):
+        return _pointwise(root, Source(), model).eval()
     expected = None if example is None else _run(model, example)
     found = sources(model, list(layers)) if layers else {}
     new: dict[nn.Module, nn.Module] = {}
@@ -65,9 +73,12 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False) -> nn.M
         producer = None if found[name].producer is None else model.get_submodule(str(found[name].producer))
         merged = None if producer is None else _merged(producer, affine_of(layer), dense)
         if producer is not None and merged is not None:
-            new[producer], new[layer] = merged, nn.Identity()
-        else:
-            new[layer] = _pointwise(layer, found[name])
+            new[producer], new[layer] = merged, _rest(layer)
+        elif isinstance(layer, BatchWhitening):
+            new[layer] = _pointwise(layer, found[name], model)
+    if not new:
+        warnings.warn(_nothing(model, candidates, batch_norms), stacklevel=2)
+        return model
     for module in new.values():
         module.eval()
     replace_(model, new)
@@ -82,7 +93,29 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False) -> nn.M
             "expected the same output after folding (got another one, and undid it): the model takes another path than "
             "its symbolic trace, or uses a layer in other ways than calling it; leave the layers in question unfolded"
         )
+    record_(model)
     return model
+
+
+def _nothing(model: nn.Module, candidates: int, batch_norms: bool) -> str:
+    """Why nothing was folded."""
+    kind = type(model).__name__
+    if candidates:
+        return (
+            f"nothing is folded: of the {candidates} layers of {kind} that could be, none keeps population statistics, "
+            "is free of hooks, and, if it is a BatchNorm, stands alone behind a convolution or linear layer"
+        )
+    others = any(isinstance(module, (Whitening, LayerWhitening)) for module in model.modules())
+    why = "its whitening layers use statistics of the sample" if others else "it has no batch whitening layer"
+    more = "" if batch_norms else "; batch_norms=True folds BatchNorms, too"
+    return f"nothing is folded in {kind}: {why}{more}"
+
+
+def _rest(layer: nn.Module) -> nn.Module:
+    """What is left where a layer was: the activation that another library has fused with a BatchNorm."""
+    norm = as_norm(layer)
+    activation = [] if norm is None else norm.activation
+    return nn.Sequential(*activation) if activation else nn.Identity()
 
 
 @torch.no_grad()
@@ -106,13 +139,16 @@ def _watched(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def affine_of(layer: BatchWhitening) -> Affine:
-    """The map that a layer is in eval mode, ``(G, K, K)`` and ``(G, K)``, in float64."""
-    mean, matrix = (None if tensor is None else tensor.double() for tensor in layer._population())
-    assert mean is not None
-    assert matrix is not None
-    if layer.population == "covariance":
-        matrix = population_whitening(matrix, layer.eps, layer.solver)
+def affine_of(layer: Any) -> Affine:
+    """The map that a batch whitening or BatchNorm is in eval mode, ``(G, K, K)`` and ``(G, K)``, in float64."""
+    if isinstance(layer, BatchWhitening):
+        mean, matrix = (None if tensor is None else tensor.double() for tensor in layer._population())
+        assert mean is not None
+        assert matrix is not None
+        if layer.population == "covariance":
+            matrix = population_whitening(matrix, layer.eps, layer.solver)
+    else:
+        mean, matrix = layer.running_mean.double(), (layer.running_var.double() + layer.eps).rsqrt()[:, None, None]
     shape = matrix.shape[:2]
     weight, bias = (None if p is None else p.double().reshape(shape) for p in (layer.weight, layer.bias))
     return fold(matrix, mean.reshape(shape), weight, bias)
@@ -180,8 +216,8 @@ def _join_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:
 
 
 @torch.no_grad()
-def _pointwise(layer: BatchWhitening, source: Source) -> nn.Module:
-    """A module of its own for the layer's map."""
+def _pointwise(layer: BatchWhitening, source: Source, model: nn.Module) -> nn.Module:
+    """A module of its own for the layer's map, in the dtype of the parameters: statistics may be wider."""
     matrix, offset = affine_of(layer)
     groups, size = offset.shape
     channels = groups * size
@@ -193,10 +229,12 @@ def _pointwise(layer: BatchWhitening, source: Source) -> nn.Module:
         module = kind(channels, channels, 1, groups=groups)
         weight = matrix.reshape(module.weight.shape)
     learned = layer.weight is None or layer.weight.requires_grad
-    like = layer._buffers["running_mean"]
+    like = layer._buffers["running_mean"] if layer.weight is None else layer.weight
     assert like is not None
-    module.weight = nn.Parameter(weight.to(like), requires_grad=learned)
-    module.bias = nn.Parameter(offset.flatten().to(like), requires_grad=learned)
+    if layer.weight is None:
+        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), like)
+    module.weight = nn.Parameter(weight.to(like.dtype), requires_grad=learned)
+    module.bias = nn.Parameter(offset.flatten().to(like.dtype), requires_grad=learned)
     return module
 
 

@@ -1,16 +1,16 @@
-"""The layers by name, with group sizes that fit each width, and what they take over from the norm they replace."""
+"""The layers by name: their classes, the groups that fit each width, and the options that a call may give."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from whitenorm.core.check import divisors
+from whitenorm.core.check import largest_divisor, root_divisor
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -20,152 +20,199 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
 )
-from whitenorm.layers.base import PopulationWhitening
 from whitenorm.models.norms import Norm
+from whitenorm.models.parts import BatchNorm, LayerNorm2d, LayerWhitening2d
+from whitenorm.solvers import Newton
 
 LayerLike = str | Callable[[int], nn.Module]
+Options = dict[str, Any]
 
-# From a width to a layer. Group sizes are the papers': 64 for IterNorm, BW_Σ and GW, 16 for DBN, SW and IW.
-_LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "iternorm": lambda width, group_size=64, **options: IterNorm(width, fit(width, group_size), **options),
-    "dbn": lambda width, group_size=16, **options: DecorrelatedBatchNorm(width, fit(width, group_size), **options),
-    "bw-sigma": lambda width, group_size=64, solver="zca", **options: BatchWhitening(
-        width, fit(width, group_size), solver, population="covariance", **options
-    ),
-    "sw": lambda width, group_size=16, **options: SwitchableWhitening(width, fit(width, group_size), **options),
-    "sw5": lambda width, group_size=16, **options: SwitchableWhitening(
-        width, fit(width, group_size), ("bw", "iw", "bn", "in", "ln"), **options
-    ),
-    "gw": lambda width, num_groups=64, **options: GroupWhitening(fit(width, num_groups), width, **options),
-    "iw": lambda width, group_size=16, **options: InstanceWhitening(width, fit(width, group_size), **options),
+
+class Target(NamedTuple):
+    """A layer by name: its class, what it is given unless a call says otherwise, and how its groups are chosen.
+
+    ``groups`` is the argument that says how channels are grouped, and ``wish`` what it is where the width allows.
+    ``tokens`` is given to the layer that stands for it where features come last, as in LayerNorm.
+    """
+
+    kind: type[nn.Module]
+    groups: str | None
+    wish: int
+    defaults: Options
+    tokens: Options
+
+
+_MIX = ("bw", "iw", "bn", "in", "ln")
+_ZCA = {"solver": "zca"}
+# Group sizes are the papers': 64 for IterNorm, BW_Σ and GW, 16 for DBN, SW and IW.
+TARGETS = {
+    "iternorm": Target(IterNorm, "group_size", 64, {}, {}),
+    "dbn": Target(DecorrelatedBatchNorm, "group_size", 16, {}, _ZCA),
+    "bw-sigma": Target(BatchWhitening, "group_size", 64, {**_ZCA, "population": "covariance"}, _ZCA),
+    "sw": Target(SwitchableWhitening, "group_size", 16, {}, {}),
+    "sw5": Target(SwitchableWhitening, "group_size", 16, {"statistics": _MIX}, {}),
+    "gw": Target(GroupWhitening, "num_groups", 64, {}, {}),
+    "iw": Target(InstanceWhitening, "group_size", 16, {}, {}),
+    "bn": Target(BatchNorm, None, 0, {}, {}),
+    "gn": Target(nn.GroupNorm, "num_groups", 32, {}, {}),
+    "ln": Target(nn.LayerNorm, None, 0, {}, {}),
 }
-NAMES = tuple(_LAYERS)
-_POPULATION = ("iternorm", "dbn", "bw-sigma", "sw", "sw5")
+# Plain norms, for the way back.
+PLAIN = ("bn", "gn", "ln")
+NAMES = tuple(name for name in TARGETS if name not in PLAIN)
+# The names that mean what they say where features come last.
+_FOR_TOKENS = ("gw", "ln")
+_NOT_OPTIONS = ("self", "num_features", "num_channels", "normalized_shape", "device", "dtype")
 
 
-def fit(width: int, wish: int) -> int:
-    """The largest divisor of the width that is not above the wish.
+class Made(NamedTuple):
+    """A new layer, and what is worth saying about it, with the remedy; nothing if it is what was asked for."""
+
+    layer: nn.Module
+    note: str = ""
+
+
+def check_layer(layer: LayerLike, options: Options) -> None:
+    """Raise unless the layer is known, and every option one of its own."""
+    if isinstance(layer, nn.Module):
+        raise ValueError(
+            f"expected layer to be a name or a function from width to layer (got a layer, {type(layer).__name__}); "
+            "every norm needs one of its own: lambda width: ..."
+        )
+    if not isinstance(layer, str):
+        if not callable(layer):
+            raise ValueError(f"expected layer to be a name or a function from width to layer (got {layer!r})")
+        if options:
+            raise ValueError(
+                f"expected no options beside a function (got {', '.join(options)}); give them to the layer inside it: "
+                "lambda width: whitenorm.IterNorm(width, steps=7)"
+            )
+        return
+    if layer not in TARGETS:
+        known = ", ".join(f'"{name}"' for name in TARGETS)
+        near = difflib.get_close_matches(layer, TARGETS, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"expected layer to be one of {known}, or a function from width to layer (got {layer!r}){meant}"
+        )
+    known_options = options_of(layer)
+    unknown = [name for name in options if name not in known_options]
+    if unknown:
+        raise ValueError(
+            f"expected options of {TARGETS[layer].kind.__name__} with {layer!r}: {', '.join(known_options)} (got "
+            f"{', '.join(unknown)})"
+        )
+
+
+def options_of(name: str) -> list[str]:
+    """The options that a layer's name takes: the arguments of its class.
 
     Example::
 
-        >>> fit(96, 64), fit(24, 64), fit(100, 16)
-        (48, 24, 10)
+        >>> options_of("iw")
+        ['group_size', 'solver', 'eps', 'affine', 'bias']
     """
-    return max(divisor for divisor in divisors(width) if divisor <= wish)
+    return [option for option in inspect.signature(TARGETS[name].kind).parameters if option not in _NOT_OPTIONS]
 
 
 def named(name: str, width: int, **options: Any) -> nn.Module:
-    """A layer by its name in :func:`whitenorm.convert_`, with options of its own, and a group size that fits.
+    """A layer of channels by its name in :func:`whitenorm.convert_`, with options of its own, and groups that fit.
 
     Example::
 
         >>> named("iternorm", 96, group_size=64, steps=3).group_size
         48
     """
-    check_layer(name)
-    return _LAYERS[name](width, **options)
+    check_layer(name, options)
+    return of_channels(name, width, options).layer
 
 
-def check_layer(layer: LayerLike) -> None:
-    if isinstance(layer, nn.Module):
-        raise ValueError(
-            f"expected layer to be a name or a function from width to layer (got a layer, {type(layer).__name__}); "
-            "every norm needs one of its own: lambda width: ..."
+def of_channels(
+    name: str, width: int, options: Options, inherited: Options | None = None, kind: type[nn.Module] | None = None
+) -> Made:
+    """A layer for ``(N, C, ...)``: by the options of the call, those inherited from the old norm, and its own."""
+    target = TARGETS[name]
+    # LayerNorm of channels and positions together is GroupNorm of one group.
+    given = {"affine" if option == "elementwise_affine" else option: value for option, value in options.items()}
+    merged = {**target.defaults, **(inherited or {}), **given}
+    kind = kind or (nn.GroupNorm if name == "ln" else target.kind)
+    # torch's norms have no such argument, and take a missing bias all the same.
+    bias = merged.pop("bias", True) if name in PLAIN else True
+    sizes: tuple[int, ...] = (width,)
+    note = ""
+    if target.groups is not None:
+        merged[target.groups], note = _grouped(name, width, merged.get(target.groups), target.groups in options)
+    if kind in (nn.GroupNorm, GroupWhitening):
+        sizes = (merged.pop("num_groups", 1), width)
+    layer = kind(*sizes, **merged)
+    if not bias:
+        layer.register_parameter("bias", None)
+    return Made(layer, note)
+
+
+def _grouped(name: str, width: int, wish: Any, given: bool) -> tuple[Any, str]:
+    """The groups for a width, and what to say if they are not what was wished for."""
+    groups = TARGETS[name].groups
+    if given and (not isinstance(wish, int) or wish < 1):
+        # All channels, or the layer's own error.
+        return wish, ""
+    wish = wish or TARGETS[name].wish
+    chosen, most = largest_divisor(width, wish), min(wish, width)
+    if chosen == most if given else 2 * chosen >= most and not (chosen == 1 < width and name in NAMES):
+        return chosen, ""
+    reason = f"{groups}={wish} does not divide the width {width}: " if chosen != most else ""
+    means = f", which is {_ONE_GROUP[str(groups)]}" if chosen == 1 and name in NAMES else ""
+    return chosen, f"{reason}{groups}={chosen}{means}; pass another {groups}, or leave the layer out with where="
+
+
+_ONE_GROUP = {"group_size": "no whitening, but BatchNorm's scaling", "num_groups": "GroupNorm of one group"}
+
+
+def of_tokens(name: str, norm: Norm, options: Options, inherited: Options) -> Made:
+    """A layer for ``(..., C)``, or, in place of one of images, for each position of ``(N, C, H, W)``."""
+    image, plain = norm.kind.endswith("2d"), name in PLAIN
+    plain_kind, whitening_kind = (LayerNorm2d, LayerWhitening2d) if image else (nn.LayerNorm, LayerWhitening)
+    kind: type[nn.Module] = plain_kind if plain else whitening_kind
+    merged = {**TARGETS[name].tokens, **inherited, **options}
+    merged = {"elementwise_affine" if option == "affine" else option: value for option, value in merged.items()}
+    if "steps" in merged:
+        merged["solver"] = Newton(merged.pop("steps"))
+    taken = {option: value for option, value in merged.items() if option in inspect.signature(kind).parameters}
+    note = ""
+    if not plain:
+        taken["num_groups"], note = _token_groups(math.prod(norm.shape), options.get("num_groups"))
+    if name not in _FOR_TOKENS:
+        left = sorted(option for option in options if option not in (*taken, "steps", "affine"))
+        note = (
+            f'"{name}" is for channels: where features come last, as in LayerNorm, {kind.__name__} stands for it'
+            f"{', without ' if left else ''}{', '.join(left)}; leave such norms out with where=, or ask for "
+            f'"{"ln" if plain else "gw"}" there'
         )
-    if isinstance(layer, str) and layer not in _LAYERS:
-        known = ", ".join(f'"{name}"' for name in _LAYERS)
-        raise ValueError(f"expected layer to be one of {known}, or a function from width to layer (got {layer!r})")
-    if not isinstance(layer, str) and not callable(layer):
-        raise ValueError(f"expected layer to be a name or a function from width to layer (got {layer!r})")
+    return Made(kind(norm.shape, **taken), note)
 
 
-def make(layer: LayerLike, norm: Norm, keep_eps: bool) -> nn.Module:
-    """The new layer in a norm's place: its parameters, population, device, dtype, mode and activation."""
-    tensor = next((value for value in _tensors(norm.module) if value.is_floating_point()), torch.empty(0))
-    options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
-    if isinstance(layer, str):
-        new = _named(layer, norm, {**options, "eps": norm.module.eps} if keep_eps else options)
-    else:
-        new = _made(layer, math.prod(norm.shape)).to(**options)
-    _take_over(new, norm)
-    new.train(norm.module.training)
-    return nn.Sequential(new, *norm.activation) if norm.activation else new
+def _token_groups(width: int, wish: int | None) -> tuple[int, str]:
+    chosen = root_divisor(width) if wish is None else largest_divisor(width, wish)
+    if chosen == wish or (wish is None and (chosen > 1 or width == 1)):
+        return chosen, ""
+    reason = f"num_groups={wish} does not divide" if wish else "no number of groups near its root divides"
+    means = ", which is LayerNorm" if chosen == 1 else ""
+    return (
+        chosen,
+        f"{reason} the width {width}: num_groups={chosen}{means}; pass num_groups, or leave it out with where=",
+    )
 
 
-def _made(function: Callable[[int], nn.Module], width: int) -> nn.Module:
+def of_function(function: Callable[[int], nn.Module], width: int) -> nn.Module:
+    """The layer that a user's function makes, which must be one of this width."""
     new = function(width)
     if not isinstance(new, nn.Module):
         raise ValueError(f"expected the function to return a layer for width {width} (got {new!r})")
-    return new
-
-
-def features(layer: LayerLike, width: int, like: Tensor) -> nn.Module:
-    """A new layer for vectors ``(N, C)``, without γ and β, as the linear layer behind it has its own.
-
-    Of a batch method, the population is such that nothing changes in eval mode.
-    """
-    if not isinstance(layer, str):
-        return _made(layer, width).to(device=like.device, dtype=like.dtype)
-    if layer in ("sw", "sw5", "iw"):
+    sizes = [getattr(new, name, None) for name in ("num_features", "num_channels", "normalized_shape")]
+    got = next((math.prod(size) if isinstance(size, tuple) else size for size in sizes if size is not None), width)
+    if got != width:
         raise ValueError(
-            f'expected a layer for vectors in where="…+df" (got {layer!r}, which whitens over the positions of a '
-            'sample); use "iternorm", "dbn", "bw-sigma" or "gw"'
+            f"expected the function to return a layer for width {width} (got {type(new).__name__} for {got}); it is "
+            "called with the width of each norm: lambda width: whitenorm.IterNorm(width)"
         )
-    options: dict[str, Any] = {"affine": False, "device": like.device, "dtype": like.dtype}
-    if layer == "gw":
-        return GroupWhitening(fit(width, math.isqrt(width)), width, **options)
-    new = _LAYERS[layer](width, **options)
-    if isinstance(new, PopulationWhitening):
-        new.set_diagonal_population(like.new_zeros(width), like.new_ones(width))
     return new
-
-
-def _named(layer: str, norm: Norm, options: dict[str, Any]) -> nn.Module:
-    affine = norm.weight is not None
-    width = math.prod(norm.shape)
-    if norm.kind == "unknown":
-        kind = type(norm.module)
-        raise ValueError(
-            f"expected a LayerNorm whose input's layout is known (got {kind.__module__}.{kind.__qualname__}, which has "
-            "a forward of its own); leave it out with a filter, where=lambda module, name: ..., or make the layer "
-            "yourself"
-        )
-    if layer == "gw" and isinstance(norm.module, nn.BatchNorm1d):
-        # Of vectors, more groups leave too few values in each.
-        return GroupWhitening(fit(width, math.isqrt(width)), width, affine=affine, **options)
-    if norm.kind not in ("layer", "layer2d"):
-        if layer in _POPULATION and getattr(norm.module, "track_running_stats", True) is False:
-            options = {**options, "track_running_stats": False}
-        return _LAYERS[layer](width, affine=affine, **options)
-    groups = fit(width, math.isqrt(width))
-    solver = "zca" if layer in ("dbn", "bw-sigma") else "newton"
-    bias = norm.bias is not None
-    kind = LayerWhitening if norm.kind == "layer" else LayerWhitening2d
-    return kind(norm.shape, groups, solver, elementwise_affine=affine, bias=bias, **options)
-
-
-class LayerWhitening2d(LayerWhitening):
-    """:class:`LayerWhitening` of the channels of an image ``(N, C, H, W)``, at each position."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
-
-
-@torch.no_grad()
-def _take_over(new: nn.Module, norm: Norm) -> None:
-    for name, old in (("weight", norm.weight), ("bias", norm.bias)):
-        parameter = getattr(new, name, None)
-        if isinstance(parameter, nn.Parameter) and old is not None and parameter.numel() == old.numel():
-            parameter.copy_(old.reshape(parameter.shape))
-            parameter.requires_grad_(old.requires_grad)
-    if isinstance(new, PopulationWhitening) and norm.population is not None:
-        new.set_diagonal_population(*norm.population)
-        seen = getattr(norm.module, "num_batches_tracked", None)
-        if seen is not None and new.num_batches_tracked is not None:
-            new.num_batches_tracked.copy_(seen)
-    if isinstance(new, PopulationWhitening) and isinstance(norm.module, nn.SyncBatchNorm) and dist.is_initialized():
-        new.process_group = norm.module.process_group or dist.group.WORLD
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from whitenorm.layers.base import Whitening
-from whitenorm.layers.sample import LayerWhitening
+from whitenorm.layers.base import PopulationWhitening, Whitening
+from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
+from whitenorm.models.parts import LayerWhitening2d
 
-_BATCH = nn.modules.batchnorm._BatchNorm
+BATCH = nn.modules.batchnorm._BatchNorm
+_INSTANCE = nn.modules.instancenorm._InstanceNorm
+_TOKENS = ("layer", "layer2d", "rms", "rms2d")
+
+
+class Population(NamedTuple):
+    """Mean ``(C,)`` and covariance ``(G, K, K)``, with its ε, in float64."""
+
+    mean: Tensor
+    cov: Tensor
 
 
 class Norm(NamedTuple):
-    """A norm found in a model.
+    """A norm found in a model: torch's, another library's, or one of whitenorm's own layers.
 
-    ``kind`` is ``"batch"``, ``"group"``, ``"layer"``, ``"layer2d"`` (LayerNorm of an image's channels), ``"unknown"``
-    (a LayerNorm with a forward of its own) or ``"whitening"``; ``shape`` is what it normalises, ``(C,)`` but for
-    LayerNorm of several dimensions.
+    ``kind`` says what it normalises over: ``"batch"``, ``"instance"``, ``"group"``, ``"layer"``, ``"layer2d"`` (of an
+    image's channels), ``"rms"``, ``"rms2d"``, or ``"unknown"`` (a LayerNorm or RMSNorm with a forward of its own).
+    ``shape`` is what it has parameters for, ``(C,)`` but for LayerNorm of several dimensions.
     """
 
     module: nn.Module
@@ -25,20 +37,44 @@ class Norm(NamedTuple):
     shape: tuple[int, ...]
 
     @property
+    def of_tokens(self) -> bool:
+        """Whether features are normalised at each position, as in LayerNorm."""
+        return self.kind in _TOKENS
+
+    @property
+    def of_vectors(self) -> bool:
+        """Whether the input is known to have no positions, or few: that of BatchNorm1d."""
+        return isinstance(self.module, nn.BatchNorm1d) or getattr(self.module, "replaces", "") == "BatchNorm1d"
+
+    @property
     def weight(self) -> Tensor | None:
-        return getattr(self.module, "weight", None)
+        """γ as it is applied."""
+        weight: Tensor | None = getattr(self.module, "weight", None)
+        if weight is not None and self.kind in ("rms", "rms2d") and _adds_one(self.module):
+            return nn.Parameter(weight.detach() + 1, requires_grad=weight.requires_grad)
+        return weight
 
     @property
     def bias(self) -> Tensor | None:
         return getattr(self.module, "bias", None)
 
     @property
-    def population(self) -> tuple[Tensor, Tensor] | None:
-        """Running mean, and running variance with ε added."""
-        mean, variance = (getattr(self.module, name, None) for name in ("running_mean", "running_var"))
-        if self.kind != "batch" or mean is None or variance is None:
+    def eps(self) -> float | None:
+        """ε, where the norm has one of its own."""
+        eps = getattr(self.module, "eps", None)
+        return getattr(self.module, "variance_epsilon", None) if eps is None else eps
+
+    @property
+    def population(self) -> Population | None:
+        """What is known of the data, where the norm has statistics of them."""
+        if self.kind != "batch":
             return None
-        return mean, variance + self.module.eps
+        if isinstance(self.module, PopulationWhitening):
+            return _whitened_population(self.module)
+        mean, variance = (getattr(self.module, name, None) for name in ("running_mean", "running_var"))
+        if mean is None or variance is None:
+            return None
+        return Population(mean.double(), (variance.double() + self.module.eps)[:, None, None])
 
     @property
     def activation(self) -> list[nn.Module]:
@@ -49,17 +85,36 @@ class Norm(NamedTuple):
 
 def as_norm(module: nn.Module) -> Norm | None:
     """The norm that a module is, if it is one."""
-    frozen = any(base.__name__.endswith(("FrozenBatchNorm2d", "FrozenBatchNormAct2d")) for base in type(module).__mro__)
-    if isinstance(module, (Whitening, LayerWhitening)):
-        shape = module.normalized_shape if isinstance(module, LayerWhitening) else (module.num_features,)
-        return Norm(module, "whitening", shape)
-    if isinstance(module, _BATCH) or frozen:
+    if isinstance(module, LayerWhitening):
+        kind = "layer2d" if isinstance(module, LayerWhitening2d) else "layer"
+        return Norm(module, kind, module.normalized_shape)
+    if isinstance(module, Whitening):
+        sample = {InstanceWhitening: "instance", GroupWhitening: "group"}
+        kind = next((kind for of, kind in sample.items() if isinstance(module, of)), "batch")
+        return Norm(module, kind, (module.num_features,))
+    if isinstance(module, BATCH) or _is_frozen(module):
         return Norm(module, "batch", (_width(module),))
+    if isinstance(module, _INSTANCE):
+        return Norm(module, "instance", (_width(module),))
     if isinstance(module, nn.GroupNorm):
         return Norm(module, "group", (module.num_channels,))
     if isinstance(module, nn.LayerNorm):
         return Norm(module, _layer_kind(module), tuple(module.normalized_shape))
+    if _is_rms(module):
+        return Norm(module, _rms_kind(module), tuple(module.weight.shape))  # type: ignore[arg-type]
     return None
+
+
+def find_norms(model: nn.Module) -> dict[str, Norm]:
+    """All norms by name, in the order of registration; one that is used twice, by its first name."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a model, an nn.Module (got {type(model).__name__})")
+    found = {name: as_norm(module) for name, module in model.named_modules()}
+    return {name: norm for name, norm in found.items() if norm is not None}
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    return any(base.__name__.endswith(("FrozenBatchNorm2d", "FrozenBatchNormAct2d")) for base in type(module).__mro__)
 
 
 def _layer_kind(module: nn.LayerNorm) -> str:
@@ -72,6 +127,63 @@ def _layer_kind(module: nn.LayerNorm) -> str:
     return "layer" if known or getattr(module, "data_format", None) == "channels_last" else "unknown"
 
 
+def _is_rms(module: nn.Module) -> bool:
+    """torch's RMSNorm, and classes in its manner: a name that says so, and one vector of weights."""
+    if isinstance(module, nn.RMSNorm):
+        return module.weight is not None
+    name = type(module).__name__.lower()
+    says_so = name.endswith(("rmsnorm", "rmsnorm2d")) or name == "t5layernorm"
+    weight = getattr(module, "weight", None)
+    return says_so and isinstance(weight, Tensor) and weight.ndim == 1 and len(list(module.parameters())) == 1
+
+
+def _rms_kind(module: nn.Module) -> str:
+    if type(module) is nn.RMSNorm:
+        return "rms"
+    if type(module).__name__.lower().endswith("2d"):
+        return "rms2d"
+    factors, weight = _factors(module), module.weight
+    assert isinstance(weight, Tensor)
+    return "rms" if factors is not None and (_are(factors, weight) or _are(factors, weight + 1)) else "unknown"
+
+
+def _adds_one(module: nn.Module) -> bool:
+    """Whether an RMSNorm multiplies by 1 + weight, as Gemma's do."""
+    factors = None if type(module) is nn.RMSNorm else _factors(module)
+    return factors is not None and not _are(factors, module.weight)  # type: ignore[arg-type]
+
+
+def _are(factors: Tensor, weight: Tensor) -> bool:
+    # The norm's ε makes them differ a little.
+    return torch.allclose(factors, weight.detach().float().cpu(), atol=1e-4)
+
+
+@torch.no_grad()
+def _factors(module: nn.Module) -> Tensor | None:
+    """What an RMSNorm makes of ones, whose root mean square is 1; None where it cannot be tried, as on meta."""
+    width = len(module.weight)  # type: ignore[arg-type]
+    try:
+        probe = copy.deepcopy(module).float().cpu().eval()
+        scaled: Tensor = probe(torch.ones(1, 1, width))
+    # Of a class that is only known by its name, anything may come.
+    except Exception:
+        return None
+    fits = isinstance(scaled, Tensor) and scaled.shape == (1, 1, width)
+    return scaled.flatten() if fits else None
+
+
+def _whitened_population(layer: PopulationWhitening) -> Population | None:
+    """The mean and covariance that a layer's running statistics stand for."""
+    mean, matrix = layer._population()
+    if mean is None or matrix is None:
+        return None
+    matrix = matrix.double()
+    if layer._matrix_name == "running_cov":
+        return Population(mean.double(), matrix + layer.eps * torch.eye(layer.group_size, device=matrix.device))
+    # Σ = (WᵀW)⁻¹, as W·Σ·Wᵀ = I.
+    return Population(mean.double(), torch.linalg.pinv(matrix.mT @ matrix, hermitian=True))
+
+
 def _width(module: nn.Module) -> int:
     width = getattr(module, "num_features", None)
     if width is None:
@@ -82,11 +194,3 @@ def _width(module: nn.Module) -> int:
             "before converting it, so that its lazy layers are made"
         )
     return int(width)
-
-
-def find_norms(model: nn.Module) -> dict[str, Norm]:
-    """All norms by name, in the order of registration; one that is used twice, by its first name."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a model, an nn.Module (got {type(model).__name__})")
-    found = {name: as_norm(module) for name, module in model.named_modules()}
-    return {name: norm for name, norm in found.items() if norm is not None and norm.kind != "whitening"}

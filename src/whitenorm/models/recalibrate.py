@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from whitenorm.core.check import check_channels
 from whitenorm.core.layout import channel_groups
 from whitenorm.core.moments import Moments, moments
-from whitenorm.core.ranks import over_ranks
+from whitenorm.core.ranks import Group, in_step, over_ranks
 from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
 
 _BATCH = nn.modules.batchnorm._BatchNorm
@@ -29,7 +30,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     short training with large batches, or where the running statistics have lagged behind.
 
     Nothing is changed unless all batches pass. Ranks with synchronised layers join their data; they must all have the
-    same number of batches, of which some may be empty.
+    same number of batches, of which some may be empty, and all raise an error if one has more or fewer.
 
     Args:
         model: any module.
@@ -53,16 +54,18 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     found: dict[nn.Module, Moments] = {}
     count = 0
     with unchanged_buffers(*layers), _watched(layers, found), torch.no_grad():
-        for batch in _shown(batches) if progress else batches:
+        for batch in in_step(_shown(batches) if progress else batches, _groups(layers)):
             _run(model, batch)
             count += 1
-    if not found:
+        joined = {layer: _over_ranks(layer, found.get(layer)) for layer in layers}
+    if not any(seen.number for seen in joined.values()):
         raise ValueError(
             f"expected at least one batch that reaches the layers (got {count} batches, and no values in any layer); "
             "population statistics cannot come from no data"
         )
-    for layer, seen in found.items():
-        _record(layer, seen)
+    for layer, seen in joined.items():
+        if seen.number:
+            _record(layer, seen)
     return model
 
 
@@ -88,7 +91,7 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
             layer.training = True
 
             def watch(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-                new = _moments(layer, inputs[0] if inputs else named["input"])
+                new = _moments(layer, _counted(*inputs, **named))
                 if new.number:
                     found[layer] = _joined(found[layer], new) if layer in found else new
 
@@ -99,6 +102,11 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
             hook.remove()
         for layer, mode in zip(layers, modes, strict=True):
             layer.training = mode
+
+
+def _counted(input: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A layer's input, without the positions that its mask leaves out."""
+    return input if mask is None else input.movedim(1, -1)[mask]
 
 
 def _moments(layer: nn.Module, x: Tensor) -> Moments:
@@ -118,11 +126,31 @@ def _joined(a: Moments, b: Moments) -> Moments:
     return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, number)
 
 
+def _group(layer: nn.Module) -> Group:
+    """The ranks that a layer shares its batches with."""
+    if isinstance(layer, PopulationWhitening):
+        return layer.process_group
+    if isinstance(layer, nn.SyncBatchNorm) and dist.is_initialized():
+        return layer.process_group or dist.group.WORLD
+    return None
+
+
+def _groups(layers: list[nn.Module]) -> dict[dist.ProcessGroup, torch.device]:
+    groups = {_group(layer): layer.get_buffer("running_mean").device for layer in layers}
+    return {group: device for group, device in groups.items() if group is not None}
+
+
+def _over_ranks(layer: nn.Module, seen: Moments | None) -> Moments:
+    """What all ranks have seen; a rank that has seen nothing takes part too, as the others wait for it."""
+    if seen is None:
+        seen = _moments(layer, layer.get_buffer("running_mean").unsqueeze(0)[:0])
+    return over_ranks(seen, _group(layer))
+
+
 @torch.no_grad()
 def _record(layer: nn.Module, seen: Moments) -> None:
     if isinstance(layer, PopulationWhitening):
-        mean, cov, _ = over_ranks(seen, layer.process_group)
-        layer.set_population(mean.flatten(), cov.squeeze(0))
+        layer.set_population(seen.mean.flatten(), seen.cov.squeeze(0))
     elif isinstance(layer, _BATCH):
         assert layer.running_mean is not None
         assert layer.running_var is not None

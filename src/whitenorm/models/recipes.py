@@ -2,8 +2,6 @@
 
 ======================  ===============================================================================================
 ``"l1"``                the first norm (DBN, IterNorm)
-``"l1+df"``             the first norm, and a whitening of the pooled features before the classifier (IterNorm);
-                        ``"+df"`` goes with every name here (GW, table A1)
 ``"full"``              every norm
 ``"s1"``                the first norm (GW)
 ``"s1-b1"``             the first norm, and the first of every residual block; ``"s1-b2"`` and ``"s1-b3"`` likewise
@@ -11,34 +9,45 @@
 ``"sw-cifar"``          norms 1, 4, 8, 12, …, one a convolution, shortcuts not counted (SW on CIFAR)
 ``"sw-7"``              norms 1, 6, 12, …, 36 (SW, ResNet-50 on ImageNet)
 ``"sw-14"``             norms 1, 3, 6, …, 39 (SW, ResNet-50 in segmentation)
+``"…+df"``              any of these, and one more norm, of the pooled features before the classifier: ``"l1+df"`` is
+                        IterNorm's, ``"s1-b2+df"`` GW's (table A1)
 ======================  ===============================================================================================
+
+What ``"+df"`` adds ("decorrelated features") is one rule for all names: the norm that a BatchNorm1d of the features
+would become, with γ and β and the options of the call, as in the papers' code; with ``"bn"`` a BatchNorm, the papers'
+baseline with an extra BN. Of a batch method, its population is such that nothing changes in eval mode before it is
+trained. GW then has about √C groups, unless ``num_groups`` is given; the paper has 64 there as elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from whitenorm.models.flow import CONVOLUTIONS
-from whitenorm.models.layers import LayerLike, check_layer, features, make
-from whitenorm.models.norms import Norm, as_norm, find_norms
+from whitenorm.models.layers import PLAIN, LayerLike, Made, Options, check_layer
+from whitenorm.models.norms import BATCH, Norm, as_norm, find_norms
+from whitenorm.models.parts import Decorrelated
+from whitenorm.models.take_over import make, same
 
-Where = str | Callable[[nn.Module, str], bool]
+Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
 
 
 class Change(NamedTuple):
-    """One module of a model, what takes its place, and why."""
+    """One module of a model, what takes its place, why, and what is worth saying about it."""
 
     name: str
     old: nn.Module
     new: nn.Module
     why: str
+    note: str = ""
 
 
 class Plan(tuple[Change, ...]):
-    """Changes; printed, a table.
+    """Changes; printed, a table, with notes below it on what is not as asked.
 
     Example::
 
@@ -49,19 +58,25 @@ class Plan(tuple[Change, ...]):
 
     def __str__(self) -> str:
         rows = [("name", "old", "new", "why")]
-        rows += [(c.name or "(the model)", type(c.old).__name__, _describe(c.new), c.why) for c in self]
+        notes = list(dict.fromkeys(change.note for change in self if change.note))
+        marks = {"": "", **{note: f" [{i}]" for i, note in enumerate(notes, 1)}}
+        rows += [(c.name or "(the model)", type(c.old).__name__, _describe(c.new), c.why + marks[c.note]) for c in self]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)
+        lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+        return "\n".join([*lines, *(f"{marks[note].strip()} {note}" for note in notes)])
 
 
-def plan(model: nn.Module, layer: LayerLike, where: Where = "all", keep_eps: bool = False) -> Plan:
+def plan(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: bool = False, **options: Any) -> Plan:
     """What :func:`whitenorm.convert_` would do, without doing it. The new layers are made, the model is not touched.
+
+    Norms that are already what they would become are left out.
 
     Args:
         model: any module.
         layer: a layer's name, or a function from width to layer.
-        where: a recipe's name, ``"all"``, or a filter ``(module, name) -> bool``.
+        where: a recipe's name, ``"all"``, a list of names or patterns, or a filter ``(module, name) -> bool``.
         keep_eps: give the new layers the ε of the old norms instead of their own.
+        options: the layer's own arguments.
 
     Example::
 
@@ -69,27 +84,48 @@ def plan(model: nn.Module, layer: LayerLike, where: Where = "all", keep_eps: boo
         >>> [change.name for change in plan(model, "dbn", "l1")]
         ['1']
     """
-    check_layer(layer)
+    check_layer(layer, options)
     norms = find_norms(model)
     decorrelates = isinstance(where, str) and where.endswith(_FEATURES)
     chosen, why = _choose(model, norms, where.removesuffix(_FEATURES) if isinstance(where, str) else where)
     if not chosen:
-        listed = "\n".join(f"  {name or '(the model)'}: {norm.module}" for name, norm in norms.items())
         raise ValueError(
             f"expected where={where!r} to match at least one norm of the model (got none); its norms are:\n"
-            f"{listed or '  none that whitenorm knows: BatchNorm, GroupNorm or LayerNorm'}"
+            f"{_listed(norms)}"
         )
-    changes = [Change(name, norms[name].module, make(layer, norms[name], keep_eps), why) for name in chosen]
+    changes = []
+    for name in chosen:
+        norm = norms[name]
+        kept = {"eps": norm.eps} if keep_eps and norm.eps is not None and isinstance(layer, str) else {}
+        if not _is_plain(layer, norm, options):
+            changes.append(Change(name, norm.module, *_why(make(layer, norm, {**kept, **options}, name), why)))
     if decorrelates:
-        changes.append(_before_classifier(model, layer, where))
-    return Plan(changes)
+        changes.append(_before_classifier(model, layer, where, options))
+    return Plan(change for change in changes if not same(change.new, change.old))
+
+
+def _why(made: Made, why: str) -> tuple[nn.Module, str, str]:
+    return made.layer, why, made.note
+
+
+def _is_plain(layer: LayerLike, norm: Norm, options: Options) -> bool:
+    """Whether a norm is of the plain kind that is asked for, whatever its library."""
+    kinds = {"bn": BATCH, "gn": nn.GroupNorm, "ln": nn.LayerNorm}
+    if options or layer not in PLAIN:
+        return False
+    return isinstance(norm.module, nn.LayerNorm if norm.of_tokens else kinds[str(layer)])
+
+
+def _listed(norms: dict[str, Norm]) -> str:
+    listed = "\n".join(f"  {name or '(the model)'}: {norm.module}" for name, norm in norms.items())
+    return listed or "  none that whitenorm knows: BatchNorm, InstanceNorm, GroupNorm, LayerNorm, RMSNorm or its own"
 
 
 def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[list[str], str]:
     if not isinstance(where, str):
-        if not callable(where):
-            raise ValueError(f"expected where to be a name or a filter (module, name) -> bool (got {where!r})")
-        return [name for name, norm in norms.items() if where(norm.module, name)], "the filter"
+        if callable(where):
+            return [name for name, norm in norms.items() if where(norm.module, name)], "the filter"
+        return _by_names(norms, where), "by name"
     if where in ("all", "full"):
         return list(norms), "all norms"
     first = next(iter(norms), None)
@@ -104,8 +140,28 @@ def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[lis
         return [name for i, name in enumerate(numbered, 1) if name is not None and numbers(i)], f"recipe {where}"
     known = ", ".join(f'"{name}"' for name in ("all", "full", "l1", "s1", *_BLOCKS, *_NUMBERS))
     raise ValueError(
-        f'expected where to be one of {known}, each also with "+df", or a filter (module, name) -> bool (got {where!r})'
+        f'expected where to be one of {known}, each also with "+df", a list of module names or patterns, or a filter '
+        f"(module, name) -> bool (got {where!r})"
     )
+
+
+def _by_names(norms: dict[str, Norm], where: Sequence[str]) -> list[str]:
+    """The norms that are named, lie inside what is named, or match a pattern such as ``"layer4.*.bn2"``."""
+    if not isinstance(where, (list, tuple, set)) or not all(isinstance(name, str) for name in where):
+        raise ValueError(
+            f"expected where to be a name, a list of module names or patterns, or a filter (module, name) -> bool (got "
+            f"{where!r})"
+        )
+    chosen = []
+    for pattern in where:
+        found = [name for name in norms if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
+        if not found:
+            raise ValueError(
+                f"expected every name or pattern in where to match a norm (got {pattern!r}, which matches none); the "
+                f"model's norms are:\n{_listed(norms)}"
+            )
+        chosen += found
+    return [name for name in norms if name in chosen]
 
 
 # The last linear layer's input is decorrelated too.
@@ -141,7 +197,7 @@ def residual_blocks(model: nn.Module) -> list[list[str]]:
     blocks = []
     for name, module in model.named_modules():
         children = dict(module.named_children())
-        norms = [child for child, part in children.items() if _is_norm(part)]
+        norms = [child for child, part in children.items() if as_norm(part) is not None]
         convolutions = [part for part in children.values() if isinstance(part, CONVOLUTIONS)]
         if name and min(len(norms), len(convolutions)) >= 2 and not isinstance(module, nn.Sequential):
             inside = {child for child, part in children.items() if find_norms(part)}
@@ -161,22 +217,34 @@ def residual_blocks(model: nn.Module) -> list[list[str]]:
     return blocks
 
 
-def _is_norm(module: nn.Module) -> bool:
-    norm = as_norm(module)
-    return norm is not None and norm.kind != "whitening"
-
-
-def _before_classifier(model: nn.Module, layer: LayerLike, where: Where) -> Change:
-    """The last linear layer, behind a whitening of its input."""
+def _before_classifier(model: nn.Module, layer: LayerLike, where: Where, options: Options) -> Change:
+    """The last linear layer, behind a norm of its input; or that norm, where it already has one."""
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ValueError(
             f"expected a linear classifier for where={where!r} (got {type(model).__name__} without a linear layer); "
             f'leave out "{_FEATURES}"'
         )
+    if layer == "iw":
+        raise ValueError(
+            f'expected a layer for vectors in where="…{_FEATURES}" (got "iw", which whitens over the positions of a '
+            'sample); use "iternorm", "dbn", "bw-sigma", "sw" or "gw"'
+        )
+    why = "features before the classifier"
     name, classifier = linear[-1]
-    new = features(layer, classifier.in_features, classifier.weight).train(classifier.training)
-    return Change(name, classifier, nn.Sequential(new, classifier), "features before the classifier")
+    parent = name.rpartition(".")[0]
+    before = model.get_submodule(parent) if parent else model
+    if isinstance(before, Decorrelated):
+        norm = as_norm(before[0])
+        assert norm is not None
+        return Change(f"{parent}.0", norm.module, *_why(make(layer, norm, options, f"{parent}.0"), why))
+    weight = classifier.weight
+    # Without ε its population is exactly the identity.
+    stand_in = nn.BatchNorm1d(classifier.in_features, eps=0.0, device=weight.device, dtype=weight.dtype)
+    norm = as_norm(stand_in.train(classifier.training))
+    assert norm is not None
+    new, note = make(layer, norm, options, f"{name}.0")
+    return Change(name, classifier, Decorrelated(new, classifier), why, note)
 
 
 def _describe(module: nn.Module) -> str:
@@ -185,6 +253,7 @@ def _describe(module: nn.Module) -> str:
     kind = type(module).__name__
     for size, words in (("num_groups", "{} groups"), ("group_size", "groups of {}")):
         if hasattr(module, size):
-            width = getattr(module, "num_features", None) or getattr(module, "normalized_shape", "")
+            widths = (getattr(module, name, None) for name in ("num_features", "num_channels", "normalized_shape"))
+            width = next(width for width in widths if width is not None)
             return f"{kind}({width}, {words.format(getattr(module, size))})"
     return kind

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from whitenorm.core.mode import is_tracing
 from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
@@ -58,7 +59,7 @@ def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
         True
     """
     with no_autocast(cov):
-        return InverseSqrt.apply(_checked(cov), as_solver(solver))[0].to(cov.dtype)
+        return _inverse_sqrt(_checked(cov), as_solver(solver)).to(cov.dtype)
 
 
 def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
@@ -77,7 +78,12 @@ def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
     """
     with no_autocast(cov):
         wide = _checked(cov)
-        return (wide @ InverseSqrt.apply(wide, as_solver(solver))[0].mT).to(cov.dtype)
+        return (wide @ _inverse_sqrt(wide, as_solver(solver)).mT).to(cov.dtype)
+
+
+def _inverse_sqrt(cov: Tensor, solver: Solver) -> Tensor:
+    run = InverseSqrt.forward if is_tracing() else InverseSqrt.apply
+    return run(cov, solver)[0]
 
 
 def _checked(cov: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from whitenorm._version import __version__
 from whitenorm.diagnostics.page.heat import gradient
 from whitenorm.diagnostics.page.layers import layers
-from whitenorm.diagnostics.page.overview import advice, condition_plots, table, tiles
+from whitenorm.diagnostics.page.overview import advice, changes, condition_plot, tiles
+from whitenorm.diagnostics.page.table import table
 
 if TYPE_CHECKING:
     from whitenorm.diagnostics.reports import Inspection
@@ -30,6 +31,7 @@ _PAGE = """<!doctype html>
 <header><h1>{title}</h1><p>What its norms do to the features of one batch.</p></header>
 <main>
 <div class="cards">{tiles}</div>
+{changes}
 <h2>Conditioning</h2>
 {conditions}
 <h2>Advice</h2>
@@ -76,7 +78,8 @@ def html_page(inspections: Mapping[str, Inspection], title: str = "Norms of a mo
         title=escape(title),
         style=f"{style}.ramp i {{ background: {gradient()}; }}",
         tiles=tiles(inspections),
-        conditions=condition_plots(inspections, names),
+        changes=changes(inspections),
+        conditions=condition_plot(inspections, names),
         advice=advice(inspections, names),
         table=table(inspections, names),
         layers=layers(inspections, names),

@@ -8,8 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from whitenorm.diagnostics.page.heat import heat_map
-from whitenorm.diagnostics.page.plots import LogAxis, above_rounding, log_axis, spectra
-from whitenorm.diagnostics.page.text import number, title_of
+from whitenorm.diagnostics.page.plots import LogAxis, live, log_axis, spectra
+from whitenorm.diagnostics.page.text import change_of, condition, number, title_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,29 +21,40 @@ _OPEN = 2
 
 
 def layers(runs: Mapping[str, Inspection], names: list[str]) -> str:
-    """A foldable part a norm, with the runs beside each other on one scale."""
-    found = {label: {r.name: r for r in reports} for label, reports in runs.items()}
+    """A foldable part a norm, with the runs beside each other on one scale; those that changed are open first."""
+    found = {name: by_label(runs, name) for name in names}
+    changed = [name for name in names if change_of(found[name])]
+    is_open = set((changed or names)[:_OPEN])
     parts = []
     for index, name in enumerate(names, 1):
-        here = {label: reports[name] for label, reports in found.items() if name in reports}
+        here = found[name]
         axis = log_axis(
-            v for r in here.values() for s in (r.spectrum_before, r.spectrum_after) for v in above_rounding(s).values()
+            value
+            for r in here.values()
+            for values, dead in ((r.spectrum_before, r.dead_before), (r.spectrum_after, r.dead_after))
+            for value in live(values, dead).values()
         )
         blocks = "".join(_block(label if len(runs) > 1 else "", report, axis) for label, report in here.items())
         # A link to the part inside opens the closed one around it.
         parts.append(
-            f'<details class="layer"{" open" if index <= _OPEN else ""}><summary><span class="index">{index}</span> '
+            f'<details class="layer"{" open" if name in is_open else ""}><summary><span class="index">{index}</span> '
             f"<b>{title_of(name)}</b> {_summary(here)}</summary>"
             f'<div class="blocks" id="layer-{index}">{blocks}</div></details>'
         )
     return "".join(parts)
 
 
+def by_label(runs: Mapping[str, Inspection], name: str) -> dict[str, LayerReport]:
+    """The reports of one norm, by run."""
+    return {label: report for label, reports in runs.items() for report in reports if report.name == name}
+
+
 def _summary(here: Mapping[str, LayerReport]) -> str:
     changes = "; ".join(
-        f"{escape(r.kind)} κ {number(r.condition_before)} → {number(r.condition_after)}" for r in here.values()
+        f"{escape(r.kind)} κ {condition(r.condition_before)} → {condition(r.condition_after)}" for r in here.values()
     )
     flag = ' <span class="flag">advice</span>' if any(r.advice for r in here.values()) else ""
+    flag += ' <span class="flag new">changed</span>' if change_of(here) else ""
     return f'<span class="change">{changes}</span>{flag}'
 
 
@@ -54,7 +65,7 @@ def _block(label: str, report: LayerReport, axis: LogAxis) -> str:
     words = "".join(f"<li>{escape(words)}</li>" for words in report.advice)
     top = f"<section><h3>{heading}</h3>" + (f'<ul class="advice">{words}</ul>' if words else "")
     if not report.spectrum_before:
-        return f"{top}<p>Its features could not be measured at this step.</p></section>"
+        return f"{top}<p>Its features could not be measured at this batch.</p></section>"
     return (
         f"{top}<figure>{spectra(report, axis, f'Eigenvalues of input and output of {name}{run}, log scale')}"
         "<figcaption>"
@@ -74,11 +85,13 @@ def _heat(matrix: Tensor, mean: float, side: str, name: str) -> str:
 
 def _not_drawn(report: LayerReport) -> str:
     words = ""
-    for side, values in (("input", report.spectrum_before), ("output", report.spectrum_after)):
+    for side, values, dead in (
+        ("input", report.spectrum_before, report.dead_before),
+        ("output", report.spectrum_after, report.dead_after),
+    ):
         broken = sum(not math.isfinite(value) for value in values)
-        zeros = len(values) - len(above_rounding(values)) - broken
-        if zeros:
-            words += f" {zeros} of {len(values)} of the {side} are zero to float64's precision, and not drawn."
+        if dead:
+            words += f" {dead} of {len(values)} of the {side} are zero but for rounding, and not drawn."
         if broken:
             words += f" {broken} of {len(values)} of the {side} are not finite."
     return words

@@ -1,44 +1,23 @@
-"""The top of the page: sums, condition numbers by layer, advice, and the table."""
+"""The top of the page: sums, what changed, condition numbers by layer, and advice."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from whitenorm.diagnostics.page.plots import conditions, log_axis
-from whitenorm.diagnostics.page.text import number, percent, title_of
+from whitenorm.diagnostics.page.layers import by_label
+from whitenorm.diagnostics.page.plots import lane, log_axis, scale
+from whitenorm.diagnostics.page.text import change_of, number, percent, title_of
 
 if TYPE_CHECKING:
     from whitenorm.diagnostics.reports import Inspection, LayerReport
 
 # Pieces of advice in sight; more are folded away.
 _ADVICE = 6
-
-
-class _Column(NamedTuple):
-    key: str
-    head: str
-    shown: Callable[[float | None], str]
-    meaning: str
-
-
-_COLUMNS = (
-    _Column("width", "C", number, "channels"),
-    _Column("groups", "groups", number, "groups of channels that are normalized together"),
-    _Column("condition_before", "κ input", number, "condition number λ_max/λ_min of the norm's input"),
-    _Column("condition_after", "κ output", number, "the same of its output; 1 is white"),
-    _Column("correlation_before", "|r| input", number, "mean absolute correlation of two channels of the input"),
-    _Column("correlation_after", "|r| output", number, "the same of the output; 0 is white"),
-    _Column("dead", "dead", percent, "share of directions with hardly any variance in the input"),
-    _Column("disturbance", "SND", number, "stochastic normalization disturbance at this batch size (batch methods)"),
-    _Column("drift", "drift", number, "distance of this batch's statistics from the population's, in the latter's σ"),
-    _Column("gradient_ratio", "gradient", number, "norm of the input's gradient over the output's"),
-    _Column("time_share", "time", percent, "share of the model's forward time"),
-    _Column("memory_share", "memory", percent, "share of what the model keeps for backward"),
-)
 
 
 def tiles(runs: Mapping[str, Inspection]) -> str:
@@ -51,7 +30,7 @@ def tiles(runs: Mapping[str, Inspection]) -> str:
             "mean |r|": _change(reports, "correlation", statistics.fmean),
             "forward time": _total(r.time_share for r in reports),
             "memory": _total(r.memory_share for r in reports),
-            "advice": str(sum(len(r.advice) for r in reports)),
+            "advice": str(len(reports.advice())),
         }
         items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items())
         heading = f"<h2>{escape(label)}</h2>" if len(runs) > 1 else ""
@@ -64,64 +43,79 @@ def _total(shares: Iterable[float | None]) -> str:
     return percent(sum(measured)) if measured else "–"
 
 
-def condition_plots(runs: Mapping[str, Inspection], names: list[str]) -> str:
-    """A plot a run, on the same axes."""
-    axis = log_axis(v for reports in runs.values() for r in reports for v in (r.condition_before, r.condition_after))
-    plots = []
-    for label, reports in runs.items():
-        run = f" {label}" if len(runs) > 1 else ""
-        words = f"Condition number of each norm's input and output, log scale.{run}"
-        places = [names.index(r.name) for r in reports]
-        heading = f"<h3>{escape(label)}</h3>" if len(runs) > 1 else ""
-        plots.append(f'<div class="wide">{heading}{conditions(reports, places, len(names), axis, words)}</div>')
+def changes(runs: Mapping[str, Inspection]) -> str:
+    """In a sentence a run: which norms are others than in the first, and what that did."""
+    labels = list(runs)
+    if len(labels) < 2:
+        return ""
+    first = {report.name: report for report in runs[labels[0]]}
+    items = []
+    for label in labels[1:]:
+        pairs = [(first[r.name], r) for r in runs[label] if r.name in first and first[r.name].kind != r.kind]
+        items.append(f"<li><b>{escape(label)}</b>: {_sentence(pairs, len(runs[label]))}</li>")
+    return f'<h2>What changed</h2><ul class="changes">{"".join(items)}</ul>'
+
+
+def _sentence(pairs: list[tuple[LayerReport, LayerReport]], count: int) -> str:
+    if not pairs:
+        return f"none of {count} norms is of another kind."
+    kinds = Counter((old.kind, new.kind) for old, new in pairs)
+    which = ", ".join(
+        f"{f'{n} ' if len(kinds) > 1 else ''}{escape(old)} → {escape(new)}" for (old, new), n in kinds.most_common()
+    )
+    measures = []
+    for words, key in (("κ", "condition_after"), ("κ₉₀", "condition90_after"), ("|r|", "correlation_after")):
+        ends = [[getattr(pair[side], key) for pair in pairs] for side in (0, 1)]
+        known = [[value for value in values if math.isfinite(value)] for values in ends]
+        if all(known):
+            old, new = (statistics.median(values) for values in known)
+            measures.append(f"{words} {number(old)} → <b>{number(new)}</b>")
+    output = f" Their output, in the median: {', '.join(measures)}." if measures else ""
+    return f"{len(pairs)} of {count} norms: {which}.{output}"
+
+
+def condition_plot(runs: Mapping[str, Inspection], names: list[str]) -> str:
+    """A lane a norm, named, with the runs below each other on one axis; those that changed are picked out."""
+    values = [v for reports in runs.values() for r in reports for v in (r.condition_before, r.condition_after)]
+    axis = log_axis([1.0, *values])
+    rows = []
+    for index, name in enumerate(names, 1):
+        here = by_label(runs, name)
+        change = change_of(here)
+        kind = change or escape(next(iter(here.values())).kind)
+        rows.append(
+            f'<li{" class=changed" if change else ""}><a href="#layer-{index}">{title_of(name)}</a>'
+            f'<span class="kind" title="{kind}">{kind}</span>{lane(here, axis)}</li>'
+        )
+    order = f" Rows of a norm from the top: {', '.join(map(escape, runs))}." if len(runs) > 1 else ""
     return (
-        f'<figure>{"".join(plots)}<figcaption><span class="key input">input</span> <span class="key output">output'
-        "</span> Condition number of every norm's input and output, in the order they run; lower is better, "
-        "1 is white, ∞ is singular.</figcaption></figure>"
+        f'<figure><div class="lanes">{scale(axis)}<ol>{"".join(rows)}</ol></div><figcaption>'
+        '<span class="key input">input</span> <span class="key output">output</span> Condition number κ of every '
+        f"norm's input and output, in the order they run, log scale; 1 is white. Dead directions are left out.{order}"
+        "</figcaption></figure>"
     )
 
 
 def advice(runs: Mapping[str, Inspection], names: list[str]) -> str:
-    """What is off in the set-up, by layer."""
-    items = []
+    """What is off in the set-up, each thing once, with the layers."""
+    found: dict[tuple[str, str], list[str]] = {}
     for label, reports in runs.items():
-        run = f" <small>{escape(label)}</small>" if len(runs) > 1 else ""
+        of_run: dict[str, list[str]] = {}
         for report in reports:
             link = f'<a href="#layer-{names.index(report.name) + 1}">{title_of(report.name)}</a>'
-            items += [f"<li>{link}{run}: {escape(words)}</li>" for words in report.advice]
+            for words in report.advice:
+                of_run.setdefault(words, []).append(link)
+        for words, links in of_run.items():
+            found.setdefault((words, ", ".join(links)), []).append(label)
+    items = []
+    for (words, which), labels in found.items():
+        run = f" <small>{escape(', '.join(labels))}</small>" if len(labels) < len(runs) else ""
+        items.append(f"<li>{which}{run}: {escape(words)}</li>")
     if not items:
         return '<p class="fine">Nothing in the set-up of these norms is off.</p>'
     more = items[_ADVICE:]
     folded = f"<details><summary>{len(more)} more</summary><ul>{''.join(more)}</ul></details>" if more else ""
     return f'<div class="advice" role="note"><ul>{"".join(items[:_ADVICE])}</ul>{folded}</div>'
-
-
-def table(runs: Mapping[str, Inspection], names: list[str]) -> str:
-    """All numbers: a row a norm and run."""
-    several = len(runs) > 1
-    heads = ["#", "norm", *(["model"] if several else []), "kind"]
-    head = "".join(f'<th scope="col">{words}</th>' for words in heads)
-    head += "".join(f'<th scope="col" title="{escape(c.meaning)}">{c.head}</th>' for c in _COLUMNS)
-    found = {label: {r.name: r for r in reports} for label, reports in runs.items()}
-    bodies = []
-    for index, name in enumerate(names, 1):
-        rows = [(label, reports[name]) for label, reports in found.items() if name in reports]
-        span = f' rowspan="{len(rows)}"'
-        lead = f'<td{span}>{index}</td><th scope="rowgroup"{span}><a href="#layer-{index}">{title_of(name)}</a></th>'
-        cells = [(f"<td>{escape(label)}</td>" if several else "") + _row(report) for label, report in rows]
-        bodies.append(f"<tbody><tr>{lead}{'</tr><tr>'.join(cells)}</tr></tbody>")
-    meanings = "".join(f"<div><dt>{c.head}</dt><dd>{c.meaning}</dd></div>" for c in _COLUMNS)
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="All norms"><table><thead><tr>{head}</tr></thead>'
-        f'{"".join(bodies)}</table></div><details class="meanings"><summary>What the columns mean</summary>'
-        f"<dl>{meanings}</dl></details>"
-    )
-
-
-def _row(report: LayerReport) -> str:
-    flag = f' <span class="flag" title="{escape(" ".join(report.advice))}">advice</span>' if report.advice else ""
-    cells = "".join(f'<td class="number">{c.shown(getattr(report, c.key))}</td>' for c in _COLUMNS)
-    return f"<td>{escape(report.kind)}{flag}</td>{cells}"
 
 
 def _change(reports: Inspection, measure: str, pooled: Callable[[list[float]], float]) -> str:

@@ -7,20 +7,19 @@ leaves, and curves lie in an inner SVG that stretches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from whitenorm.diagnostics.conditioning import negligible
-from whitenorm.diagnostics.page.text import number, power_of_ten, title_of
+from whitenorm.diagnostics.page.text import condition, power_of_ten
 
 if TYPE_CHECKING:
     from whitenorm.diagnostics.reports import LayerReport
 
 # Points of a curve, evenly drawn from more.
 _POINTS = 192
-# Where infinite values lie: above the area, in pixels.
-_LANE = -18
+# The height of a run in a lane, in pixels.
+_ROW = 14
 
 
 class LogAxis(NamedTuple):
@@ -44,18 +43,19 @@ def log_axis(values: Iterable[float]) -> LogAxis:
     return LogAxis(low, max(low + 1, math.ceil(max(logs))))
 
 
-def above_rounding(values: Sequence[float]) -> dict[int, float]:
-    """By place, the finite eigenvalues that are not zero to float64's precision."""
-    finite = {place: value for place, value in enumerate(values) if math.isfinite(value)}
-    least = negligible(max(finite.values(), default=0.0), len(values))
-    return {place: value for place, value in finite.items() if value > least}
+def live(values: Sequence[float], dead: int | None) -> dict[int, float]:
+    """By place, the finite eigenvalues that are not dead, which are the last."""
+    return {place: value for place, value in enumerate(values[: len(values) - (dead or 0)]) if 0 < value < math.inf}
 
 
 def spectra(report: LayerReport, axis: LogAxis, label: str) -> str:
-    """The eigenvalues before and after a norm, from the largest; a curve ends where they are zero."""
+    """The eigenvalues before and after a norm, from the largest; a curve ends where they are dead."""
     curves = [
-        _curve(above_rounding(values), len(values), axis, series)
-        for values, series in ((report.spectrum_before, "input"), (report.spectrum_after, "output"))
+        _curve(live(values, dead), len(values), axis, series)
+        for values, dead, series in (
+            (report.spectrum_before, report.dead_before, "input"),
+            (report.spectrum_after, report.dead_after, "output"),
+        )
     ]
     inner = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" class="curves">{"".join(curves)}</svg>'
     width = report.width
@@ -65,36 +65,44 @@ def spectra(report: LayerReport, axis: LogAxis, label: str) -> str:
     return _framed(inner, axis, ticks, label)
 
 
-def conditions(reports: Sequence[LayerReport], places: Sequence[int], count: int, axis: LogAxis, label: str) -> str:
-    """The condition number before and after each norm; infinite ones in a lane of their own on top."""
-    marks = []
-    for report, place in zip(reports, places, strict=True):
-        x = f"{100 * (place + 0.5) / count:.2f}%"
-        before, after = (_height(value, axis) for value in (report.condition_before, report.condition_after))
-        words = f"{title_of(report.name)}: κ {number(report.condition_before)} → {number(report.condition_after)}"
-        mark = f"<title>{words}</title>"
-        if before and after:
-            mark += f'<line class="change" x1="{x}" x2="{x}" y1="{before}" y2="{after}"/>'
-        if before:
-            mark += f'<circle class="input" cx="{x}" cy="{before}" r="5"/>'
-        if after:
-            mark += f'<circle class="output" cx="{x}" cy="{after}" r="3"/>'
-        # The table has the same links for the keyboard.
-        marks.append(f'<a href="#layer-{place + 1}" tabindex="-1">{mark}</a>')
-    step = max(1, math.ceil(count / 6))
-    step = next(nice for nice in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, step) if nice >= step)
-    shown = [1, *range(max(step, 2), count + 1, step)]
-    ticks = [(100 * (tick - 0.5) / count, str(tick)) for tick in shown]
-    infinite = any(math.inf in (r.condition_before, r.condition_after) for r in reports)
-    lane = f'<text class="y" x="-8" y="{_LANE}" dy=".35em">∞</text>' if infinite else ""
-    return _framed(lane + "".join(marks), axis, ticks, label)
+def lane(reports: Mapping[str, LayerReport], axis: LogAxis) -> str:
+    """The condition number before and after a norm, a row a run, from left to right."""
+    lines = (_across(10.0**exponent, axis) for exponent in axis.ticks())
+    grid = "".join(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="100%"/>' for x in lines)
+    height = _ROW * len(reports) + 8
+    marks = "".join(_mark(report, axis, _ROW * (row + 0.5) + 4) for row, report in enumerate(reports.values()))
+    words = "; ".join(f"{label}: {_words(r)}" if label else _words(r) for label, r in reports.items())
+    return (
+        f'<svg class="lane" role="img" aria-label="κ. {escape(words)}" height="{height}">'
+        f"<title>{escape(words)}</title>{grid}{marks}</svg>"
+    )
 
 
-def _height(value: float, axis: LogAxis) -> str | None:
-    if not value > 0:
-        # NaN, or no condition number.
-        return None
-    return str(_LANE) if value == math.inf else f"{axis.place(value):.2f}%"
+def scale(axis: LogAxis) -> str:
+    """The powers of ten over the lanes."""
+    ticks = "".join(
+        f'<text x="{_across(10.0**exponent, axis)}" y="50%" dy=".35em">{power_of_ten(exponent)}</text>'
+        for exponent in axis.ticks()
+    )
+    return f'<svg class="lane scale" aria-hidden="true" height="20">{ticks}</svg>'
+
+
+def _across(value: float, axis: LogAxis) -> str:
+    return f"{100 - axis.place(value):.2f}%"
+
+
+def _words(report: LayerReport) -> str:
+    return f"{report.kind} {condition(report.condition_before)} → {condition(report.condition_after)}"
+
+
+def _mark(report: LayerReport, axis: LogAxis, y: float) -> str:
+    before, after = (
+        _across(value, axis) if 0 < value < math.inf else None
+        for value in (report.condition_before, report.condition_after)
+    )
+    mark = f'<line class="change" x1="{before}" x2="{after}" y1="{y}" y2="{y}"/>' if before and after else ""
+    mark += f'<circle class="input" cx="{before}" cy="{y}" r="4.5"/>' if before else ""
+    return mark + (f'<circle class="output" cx="{after}" cy="{y}" r="3.5"/>' if after else "")
 
 
 def _curve(values: dict[int, float], count: int, axis: LogAxis, series: str) -> str:

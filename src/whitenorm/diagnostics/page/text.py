@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from whitenorm.diagnostics.reports import LayerReport
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -30,6 +35,11 @@ def number(value: float | None) -> str:
     return f"{digits}×{power_of_ten(int(exponent))}"
 
 
+def condition(value: float | None) -> str:
+    """A condition number, of which there is none where no direction is alive."""
+    return number(None if value is None or math.isnan(value) else value)
+
+
 def percent(value: float | None) -> str:
     """A share."""
     return number(value) if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
@@ -38,3 +48,9 @@ def percent(value: float | None) -> str:
 def title_of(name: str) -> str:
     """A layer's name, escaped; a model that is a norm itself has none."""
     return escape(name) if name else "(the model itself)"
+
+
+def change_of(here: Mapping[str, LayerReport]) -> str:
+    """``BatchNorm2d → IterNorm``, escaped, where the runs have different kinds of one norm; empty where they do not."""
+    kinds = list(dict.fromkeys(report.kind for report in here.values()))
+    return escape(" → ".join(kinds)) if len(kinds) > 1 else ""

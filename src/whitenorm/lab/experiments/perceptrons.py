@@ -35,7 +35,7 @@ def norm(settings: Settings, width: int) -> nn.Module:
     Example::
 
         >>> norm({"norm": "GW", "groups": 4, "eps": 1e-5}, 32)
-        GroupWhitening(4, 32, solver=Newton(steps=5), eps=1e-05, affine=True)
+        GroupWhitening(4, 32, solver=Newton(steps=5), eps=1e-05, affine=True, bias=True)
     """
     name, eps = settings["norm"], settings.get("eps", 1e-5)
     if name == "plain":

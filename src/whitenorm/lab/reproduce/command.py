@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from whitenorm.lab.experiments import EXPERIMENTS, MISSING
+from whitenorm.lab.near import near
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.runner import judge_again, reproduce
+from whitenorm.lab.terminal import terminal
 
 
 @dataclass
@@ -44,7 +45,10 @@ class Reproduce:
     def __post_init__(self) -> None:
         unknown = [name for name in self.ids if name not in EXPERIMENTS]
         if unknown:
-            raise ValueError(f"expected experiments of {', '.join(EXPERIMENTS)} (got {', '.join(unknown)})")
+            hint = "".join(near(name, EXPERIMENTS) for name in unknown)
+            raise ValueError(
+                f"expected experiments that whitenorm reproduce --list shows (got {', '.join(unknown)}){hint}"
+            )
         if self.judge and self.seeds is not None:
             raise ValueError("expected --judge without --seeds (got both): it judges the seeds that were run")
         if self.seeds is not None and self.seeds < 1:
@@ -53,14 +57,14 @@ class Reproduce:
 
 def run(options: Reproduce) -> None:
     """List, or run and print the verdicts."""
-    console = Console()
+    console = terminal()
     if options.list or not options.ids:
         console.print(table(options.out))
         return
     for name in options.ids:
         console.print(verdicts(_content(EXPERIMENTS[name], options, console)))
         store = Store(options.out, name, options.scale)
-        console.print(f"Results: {store.results}   Picture: {store.picture}\n")
+        console.print(f"Results: {store.results}   Picture: {store.picture}\n", soft_wrap=True)
 
 
 def _content(experiment: Experiment, options: Reproduce, console: Console) -> dict[str, Any]:
@@ -114,5 +118,5 @@ def verdicts(content: dict[str, Any]) -> Table:
         reason = EXPERIMENTS[content["experiment"]].reason(claim, content["scale"])
         verdict = f"{claim['verdict']} ({claim['why']}) {reason}".strip()
         words = (claim["claim"], claim["paper"], claim["ours"], verdict)
-        view.add_row(*map(escape, words))
+        view.add_row(*words)
     return view

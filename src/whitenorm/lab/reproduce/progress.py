@@ -21,7 +21,7 @@ _SECONDS = 30.0
 def shown(title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
     """A watch for :func:`reproduce` that shows how far it is."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[runs]} runs"),
         TimeElapsedColumn(),

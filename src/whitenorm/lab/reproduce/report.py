@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from whitenorm.lab.marked import write_between
 from whitenorm.lab.reproduce import claims
 from whitenorm.lab.reproduce.outcomes import gather, summary
 from whitenorm.lab.reproduce.site import write_site
+from whitenorm.lab.terminal import terminal
 
 
 @dataclass
@@ -33,13 +32,13 @@ class Report:
 
 def run(options: Report) -> None:
     """Write the site, and the README's table when asked."""
-    console = Console()
+    console = terminal()
     outcomes = gather(options.results, options.scale)
     write_site(outcomes, options.scale, options.out)
     # All files before the first word: who reads only that, as head does, ends the command there.
     if options.readme is not None:
         write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
     console.print(summary(outcomes))
-    console.print(f"Site: {options.out / 'index.html'}")
+    console.print(f"Site: {options.out / 'index.html'}", soft_wrap=True)
     if options.readme is not None:
-        console.print(f"Table of claims: {options.readme}")
+        console.print(f"Table of claims: {options.readme}", soft_wrap=True)

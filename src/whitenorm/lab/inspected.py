@@ -1,0 +1,121 @@
+"""What ``whitenorm inspect`` looks at: models of libraries, of Python files and of training runs, and batches."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.lab.near import near
+
+
+def model_of(name: str) -> nn.Module:
+    """A torchvision or timm name, ``file.py:name`` of a model or a function that returns one, or a run's folder."""
+    if ".py:" in name:
+        return _from_file(*name.rsplit(":", 1))
+    if is_run(name):
+        from whitenorm.lab.training import load
+
+        return load(name)
+    found = _from_library("torchvision.models", "get_model", name, weights=None)
+    found = _from_library("timm", "create_model", name) if found is None else found
+    if found is None:
+        raise OSError(
+            "expected a torchvision or timm model, file.py:name, or the folder of a training run (got "
+            f"{name!r}, which neither library that is installed knows, and which has no config.json)"
+            f"{near(name, _library_names())}"
+        )
+    return found
+
+
+def is_run(name: str) -> bool:
+    """Whether it is the folder of a training run."""
+    return (Path(name) / "config.json").is_file()
+
+
+def batch_of_run(name: str) -> tuple[Tensor, str | None]:
+    """A batch for a run's model, and why it is random numbers, if it is.
+
+    Training images of the run's own set, as many as it trained on at once, normalised and not augmented.
+    """
+    from whitenorm.lab.training.folder import RunFolder
+    from whitenorm.lab.training.module import Classifier
+    from whitenorm.lab.training.sources import source
+
+    folder = RunFolder(Path(name))
+    config, description = folder.config(), folder.description()
+    dtype = torch.float64 if config.precision == "64" else torch.float32
+    try:
+        if "dataset" in description.given:
+            raise ValueError("it was handed to fit, not named")
+        batches = source(replace(config, folder=None, sync=False, workers=0), None, lambda: 0, 0, 1)
+    except (OSError, ValueError) as error:
+        size = config.batch_size or 64
+        return torch.randn(size, *description.shape, dtype=dtype), f"the run's data cannot be loaded: {error}"
+    try:
+        images = next(iter(batches.calibration(batches.batch_size)))
+        prepared = Classifier(nn.Identity(), config, batches.classes, batches.normalisation)
+        return prepared.on_after_batch_transfer(images, 0).images.to(dtype), None
+    finally:
+        batches.close()
+
+
+def from_file(path: str, name: str) -> Any:
+    """What a Python file has by this name."""
+    spec = importlib.util.spec_from_file_location("whitenorm_inspected", path)
+    if not Path(path).exists() or spec is None or spec.loader is None:
+        raise OSError(f"expected a Python file before the colon (got {path!r}, which is not there)")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        names = [other for other in vars(module) if not other.startswith("_")]
+        raise OSError(f"expected {path} to have a {name!r} (it has none of that name){near(name, names)}")
+    return getattr(module, name)
+
+
+def _from_file(path: str, name: str) -> nn.Module:
+    found = from_file(path, name)
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise OSError(
+            f"expected {name} in {path} to be a model or a function that returns one (got {type(found).__name__})"
+        )
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise OSError(
+            f"expected {name} in {path} to need no arguments ({error}); name a function that makes the model"
+        ) from error
+    model = found()
+    if not isinstance(model, nn.Module):
+        raise OSError(f"expected {name} in {path} to return a model (got {type(model).__name__})")
+    return model
+
+
+def _library_names() -> set[str]:
+    names: set[str] = set()
+    for package in ("torchvision.models", "timm"):
+        with suppress(ImportError):
+            names.update(importlib.import_module(package).list_models())
+    return names
+
+
+def _from_library(package: str, function: str, name: str, **options: Any) -> nn.Module | None:
+    try:
+        make = getattr(importlib.import_module(package), function)
+    except ImportError:
+        return None
+    try:
+        model: nn.Module = make(name, **options)
+    except (ValueError, RuntimeError):
+        # What these libraries raise for a name that they do not know.
+        return None
+    return model
