@@ -2,15 +2,16 @@
 
 import gzip
 import pickle
+import random
 
 import numpy as np
 import pytest
 import torch
 from image_sets import write_mnist
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from whitenorm.lab import data
-from whitenorm.lab.data import sets
+from whitenorm.lab.data import mat, sets
 
 
 @pytest.fixture
@@ -149,3 +150,61 @@ def test_labels_of_another_set():
         )
     with pytest.raises(OSError, match="got 2 labels for 3 images"):
         sets.Dataset("mnist", sets.Split(images, torch.tensor([1, 2])), sets.Split(images[:0], torch.tensor([])), 10)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matlab_files_as_scipy_reads_them(compressed, pixels, tmp_path):
+    values = {
+        "fea": pixels.integers(0, 256, (7, 1024), dtype=np.uint8),
+        "gnd": np.arange(7.0)[:, None],
+        "x": np.float32([[1.5]]),
+        "wide": pixels.integers(-5, 5, (2, 3, 4)),
+    }
+    savemat(
+        tmp_path / "a.mat", {**values, "name": "text", "cell": np.array([1, "a"], object)}, do_compression=compressed
+    )
+    found = mat.arrays((tmp_path / "a.mat").read_bytes())
+    expected = loadmat(tmp_path / "a.mat")
+    assert set(found) == set(values)
+    for name in values:
+        assert np.array_equal(found[name], expected[name])
+        assert found[name].shape == expected[name].shape
+
+
+def mutated(content, draw):
+    """With some bytes changed, put in, or taken out."""
+    content = bytearray(content)
+    for _ in range(draw.choice([1, 1, 3, 10])):
+        place = draw.randrange(len(content))
+        kind = draw.random()
+        if kind < 0.7:
+            content[place] = draw.randrange(256)
+        elif kind < 0.85:
+            del content[place : place + draw.randint(1, 9)]
+        else:
+            content[place:place] = draw.randbytes(draw.randint(1, 9))
+    return bytes(content)
+
+
+def test_mutated_files_are_read_or_refused(tmp_path, pixels):
+    """Never a traceback, never a crash: a CIFAR pickle and a MATLAB file, four hundred times each."""
+    draw = random.Random(0)
+    rows = pixels.integers(0, 256, (5, 3072), dtype=np.uint8)
+    batch = {b"data": rows, b"labels": [1, 2, 3, 4, 5], b"filenames": [b"a"] * 5, b"batch_label": b"one"}
+    savemat(tmp_path / "a.mat", {"fea": rows[:4, :1024], "gnd": np.arange(4)[:, None]}, do_compression=True)
+    cases = [(pickle.dumps(batch, protocol=protocol), sets._cifar_batch, b"labels") for protocol in (2, 4)]
+    cases.append(((tmp_path / "a.mat").read_bytes(), lambda path, _: sets._yaleb(path.parent), None))
+    path = tmp_path / "YaleB_32x32.mat"
+    for content, read, labels in cases:
+        # Where pixels are not, of which one is like another.
+        ends = content[:200], content[200:-200], content[-200:]
+        refused = []
+        for _ in range(400):
+            spoilt = [mutated(ends[0], draw), ends[1], mutated(ends[2], draw)]
+            path.write_bytes(b"".join(spoilt) if draw.random() < 0.8 else mutated(content, draw))
+            try:
+                read(path, labels)
+            except OSError as error:
+                refused.append(str(error))
+        assert len(refused) > 100
+        assert all("cut off or another file" in line for line in refused)

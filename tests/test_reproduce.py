@@ -248,3 +248,22 @@ def test_on_a_terminal_a_bar():
         watch(1, 4, 0.0, Run({}, 0, {}, 100.0))
     assert "1/4 runs" in out.getvalue()
     assert "left 0:05:00" in out.getvalue()
+
+
+def test_damaged_results_are_seen(tmp_path):
+    """A digit that changed, in the results and in the runs of an interrupted call."""
+    store = Store(tmp_path, "mine", "default")
+    run = Run({"lr": 0.5}, 0, {"loss": 1.25, "curve": [1.0, math.inf]}, 2.0)
+    store.add(run)
+    assert store.done() == [run]
+    partial = tmp_path / "mine" / "default.partial.jsonl"
+    partial.write_bytes(partial.read_bytes().replace(b"1.25", b"1.35") + b"\xff\n[1]\n")
+    assert store.done() == []
+    names = ("experiment", "title", "scale", "parameters", "finished", "machine", "claims")
+    store.write({**dict.fromkeys(names, "x"), "seconds": 1.0}, [run])
+    assert store.read()["runs"] == [run]
+    content = store.results.read_bytes()
+    for old, new in ((b"1.25", b"1.35"), (b'"title": "x"', b'"title": "y"'), (content, b"{}"), (content, b"\xff")):
+        store.results.write_bytes(content.replace(old, new))
+        with pytest.raises(OSError, match="to be results of whitenorm reproduce"):
+            store.read()

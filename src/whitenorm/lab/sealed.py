@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _DIGITS = 64
-_KEY = "checksum"
+KEY = "checksum"
 
 
 def archive(content: Any) -> bytes:
@@ -46,7 +46,7 @@ def read_archive(path: Path) -> Any:
 
 def packed(content: dict[str, Any]) -> dict[str, Any]:
     """A JSON object with its own checksum."""
-    return {**content, _KEY: _digest(content)}
+    return {**content, KEY: _digest(content)}
 
 
 def unpacked(content: Any) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def unpacked(content: Any) -> dict[str, Any]:
         Traceback (most recent call last):
         ValueError: its checksum does not match
     """
-    if not isinstance(content, dict) or _KEY not in content:
+    if not isinstance(content, dict) or KEY not in content:
         raise ValueError("it has no checksum")
-    rest = {name: value for name, value in content.items() if name != _KEY}
-    if content[_KEY] != _digest(rest):
+    rest = {name: value for name, value in content.items() if name != KEY}
+    if content[KEY] != _digest(rest):
         raise ValueError("its checksum does not match")
     return rest
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import pickle
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,71 @@ def rows(path: Path, width: int, count: int) -> Tensor:
 
 
 def pickled(path: Path) -> dict[bytes, Any]:
-    """A dictionary of lists and NumPy arrays, from a pickle that may hold nothing else."""
+    """A dictionary of lists and NumPy arrays of bytes, from a pickle that may hold nothing else."""
+    content = read(path)
     try:
-        content = _Unpickler(io.BytesIO(read(path)), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError) as error:
+        found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        if not isinstance(found, dict):
+            raise ValueError(f"it is a {type(found).__name__}, not a dictionary")
+        return {key: value.rows() if isinstance(value, _Array) else value for key, value in found.items()}
+    # A damaged pickle is a program that can fail in any way.
+    except Exception as error:
         raise broken(path, f"a pickled batch ({error})") from error
-    if not isinstance(content, dict):
-        raise broken(path, f"a pickled dictionary (got {type(content).__name__})")
-    return content
 
 
-class _Unpickler(pickle.Unpickler):
-    """Loads what batches of images are made of, and runs nothing else that a file may name."""
+class _Type:
+    """In the place of a NumPy type, of which NumPy itself would change its own by a damaged file."""
 
-    _ALLOWED = ("_reconstruct", "ndarray", "dtype", "encode")
+    def __init__(self, *args: Any) -> None:
+        self.name = args[0] if args else None
+
+    def __setstate__(self, state: Any) -> None:
+        """Byte order and alignment, which bytes have none of."""
+
+
+class _Array:
+    """In the place of a NumPy array: what was written of it."""
+
+    state: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        """Of any arguments: they are those of an empty array."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def rows(self) -> Any:
+        """The array, if it is one of bytes."""
+        _, shape, kind, fortran, content = self.state
+        if not isinstance(kind, _Type) or kind.name not in ("u1", b"u1"):
+            raise ValueError("an array is not of bytes")
+        return np.frombuffer(bytearray(content), np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+def _encode(text: str, encoding: Any = None) -> bytes:
+    """How Python 3 writes bytes for Python 2."""
+    return text.encode("latin-1")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Loads what batches of images are made of, and runs nothing that a file may name.
+
+    It is the one in Python: that in C takes as much memory as a damaged file asks for.
+    """
+
+    _KNOWN: Mapping[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Type,
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy._core.multiarray", "_reconstruct"): _Array,
+        ("_codecs", "encode"): _encode,
+    }
+    # So would a bytearray, which no batch has.
+    dispatch = {  # noqa: RUF012
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }
 
     def find_class(self, module: str, name: str) -> Any:
-        if name not in self._ALLOWED or module.split(".")[0] not in ("numpy", "_codecs"):
+        if (module, name) not in self._KNOWN:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no batch of images needs")
-        return super().find_class(module, name)
+        return self._KNOWN[module, name]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from whitenorm.lab import digits
-from whitenorm.lab.data import files
+from whitenorm.lab.data import files, mat
 from whitenorm.lab.digits import Split
 
 ROOT_VARIABLE = "WHITENORM_DATA"
@@ -105,27 +105,33 @@ def _cifar_binary(train: list[str], test: str, count: int, label_bytes: int) -> 
 
 def _cifar_python(train: list[str], test: str, labels: bytes) -> Callable[[Path], tuple[Split, Split]]:
     def split(folder: Path, names: list[str]) -> Split:
-        batches = [(folder / name, files.pickled(folder / name)) for name in names]
-        for path, batch in batches:
-            if labels not in batch or np.shape(batch.get(b"data", 0))[1:] != (3072,):
-                raise files.broken(path, f"a batch with data and {labels.decode()}")
-        images = torch.from_numpy(np.concatenate([batch[b"data"] for _, batch in batches]))
-        return Split(
-            images.view(-1, 3, 32, 32), torch.tensor([label for _, batch in batches for label in batch[labels]])
-        )
+        batches = [_cifar_batch(folder / name, labels) for name in names]
+        images, numbers = (torch.from_numpy(np.concatenate(part)) for part in zip(*batches, strict=True))
+        return Split(images.view(-1, 3, 32, 32), numbers)
 
     return lambda folder: (split(folder, train), split(folder, [test]))
+
+
+def _cifar_batch(path: Path, labels: bytes) -> tuple[Any, Any]:
+    """Rows of bytes, and as many labels."""
+    batch = files.pickled(path)
+    rows, numbers = batch.get(b"data"), batch.get(labels)
+    rows_fit = isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.shape[1:] == (3072,)
+    numbers_fit = isinstance(numbers, list) and all(type(number) is int and 0 <= number < 100 for number in numbers)
+    if rows is None or numbers is None or not rows_fit or not numbers_fit or len(rows) != len(numbers):
+        raise files.broken(path, f"a batch with rows of 3,072 bytes in data, and a label for each in {labels.decode()}")
+    return rows, np.array(numbers, np.int64)
 
 
 def _faces(path: Path, kind: str, read: Callable[[Path], tuple[Any, Any]]) -> tuple[Split, Split]:
     """Grey faces of 32×32 with the people numbered from 0 in the order of their labels; no test split."""
     try:
         images, labels = read(path)
-        pixels = torch.from_numpy(np.asarray(images, np.uint8)).view(-1, 1, 32, 32)
+        pixels = torch.from_numpy(np.array(images, np.uint8, order="C")).view(-1, 1, 32, 32)
     except FileNotFoundError:
         raise
     except Exception as error:
-        # SciPy and NumPy raise anything on bytes that are not theirs.
+        # NumPy raises anything on bytes that are not its own.
         raise files.broken(path, kind) from error
     _, people = np.unique(np.ravel(labels), return_inverse=True)
     whole = Split(pixels, torch.from_numpy(people).long())
@@ -134,9 +140,7 @@ def _faces(path: Path, kind: str, read: Callable[[Path], tuple[Any, Any]]) -> tu
 
 def _yaleb(folder: Path) -> tuple[Split, Split]:
     def read(path: Path) -> tuple[Any, Any]:
-        from scipy.io import loadmat
-
-        content = loadmat(path)
+        content = mat.arrays(path.read_bytes())
         return content["fea"], content["gnd"]
 
     return _faces(folder / "YaleB_32x32.mat", "a MATLAB file with fea and gnd", read)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from whitenorm.lab import sealed
+
 
 @dataclass
 class Run:
@@ -81,14 +83,14 @@ class Store:
         self._partial = folder / experiment / f"{scale}.partial.jsonl"
 
     def done(self) -> list[Run]:
-        """Runs of an interrupted call; a line that was cut off is as if it were not there."""
+        """Runs of an interrupted call; a line that was cut off or damaged is as if it were not there."""
         if not self._partial.exists():
             return []
         runs = []
-        for line in self._partial.read_text().splitlines():
+        for line in self._partial.read_bytes().splitlines():
             try:
-                runs.append(Run(**_unpacked(json.loads(line))))
-            except (json.JSONDecodeError, TypeError):
+                runs.append(Run(**_unpacked(sealed.unpacked(json.loads(line)))))
+            except (ValueError, TypeError):
                 continue
         return runs
 
@@ -98,7 +100,8 @@ class Store:
         with self._partial.open("a+b") as file:
             # After a line that was cut off, begin a new one.
             whole = file.tell() == 0 or self._partial.read_bytes().endswith(b"\n")
-            file.write(("" if whole else "\n").encode() + json.dumps(_packed(asdict(run))).encode() + b"\n")
+            line = json.dumps(sealed.packed(_packed(asdict(run))))
+            file.write(("" if whole else "\n").encode() + line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -113,27 +116,38 @@ class Store:
 
     def write(self, content: dict[str, Any], runs: Iterable[Run]) -> None:
         """The results, whole or not at all, a line a run."""
-        head = json.dumps(_packed(content), indent=1)[:-2]
-        lines = ",\n  ".join(json.dumps(_packed(asdict(run))) for run in runs)
+        rows = [_packed(asdict(run)) for run in runs]
+        checksum = sealed.packed({**_packed(content), "runs": rows})[sealed.KEY]
+        head = json.dumps({**_packed(content), sealed.KEY: checksum}, indent=1)[:-2]
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
         self.results.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.results.with_suffix(".json.tmp")
         temporary.write_text(f'{head},\n "runs": [\n  {lines}\n ]\n}}\n')
         temporary.replace(self.results)
 
     def read(self) -> dict[str, Any] | None:
-        """What was written last, with the runs as Results; None when there is nothing."""
+        """What was written last, with the runs as Results; None when there is nothing.
+
+        Results of before there were checksums are taken as they are.
+        """
         if not self.results.exists():
             return None
         try:
-            content = _unpacked(json.loads(self.results.read_text()))
+            written = json.loads(self.results.read_bytes())
+            content = _unpacked(sealed.unpacked(written) if sealed.KEY in written else written)
             content["runs"] = Results(Run(**run) for run in content["runs"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            missing = [name for name in _NEEDED if name not in content]
+            if missing:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+        except (ValueError, KeyError, TypeError) as error:
             raise OSError(
-                f"expected {self.results} to be results of whitenorm reproduce ({error}); run it again"
+                f"expected {self.results} to be results of whitenorm reproduce ({error}); remove it and run it again"
             ) from error
         return content
 
 
+# What is shown of results, besides their runs.
+_NEEDED = ("experiment", "title", "scale", "parameters", "finished", "seconds", "machine", "claims")
 _NOT_FINITE = ("inf", "-inf", "nan")
 
 
