@@ -29,7 +29,8 @@ class Scale(NamedTuple):
         """``y[N, 1, K, L]`` as ``(N, 1, K, L / H·W, H·W)``, whose last but one dimension γ and β vary along."""
         vector = self.bias if self.weight is None else self.weight
         assert vector is not None
-        return y.unflatten(3, (vector.shape[1], -1))
+        channels = vector.shape[1]
+        return y.view(*y.shape[:3], channels, y.shape[3] // channels)
 
 
 def fold(whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None) -> Affine:
@@ -85,7 +86,7 @@ def _scaled(y: Tensor, scale: Scale | None) -> Tensor:
         return y
     split = scale.split(y)
     split = split if scale.weight is None else split * scale.weight
-    return (split if scale.bias is None else split + scale.bias).flatten(3)
+    return (split if scale.bias is None else split + scale.bias).reshape(y.shape)
 
 
 def _scale_in_place(y: Tensor, offset: Tensor, scale: Scale) -> None:

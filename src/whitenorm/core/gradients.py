@@ -14,6 +14,7 @@ from whitenorm.core.mode import may_write_in_place
 from whitenorm.core.moments import outer
 from whitenorm.core.pooling import LinearMap
 from whitenorm.core.precision import no_autocast
+from whitenorm.core.vjp import vjp
 
 
 class FoldGradients(NamedTuple):
@@ -35,8 +36,8 @@ def fold_backward(
     return FoldGradients(
         whitening=grad_whitening,
         mean=-(matrix * grad_offset.unsqueeze(-1)).sum(-2),
-        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).flatten(),
-        bias=None if bias is None else grad_offset.sum(0).flatten(),
+        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).reshape(-1),
+        bias=None if bias is None else grad_offset.sum(0).reshape(-1),
     )
 
 
@@ -149,7 +150,7 @@ class FixedMap(torch.autograd.Function):
         x, matrix, offset = ctx.saved_tensors
         layout: Layout = ctx.layout
         if torch.is_grad_enabled():
-            pullback = torch.func.vjp(lambda x, a, b: fixed_map(x, a, b, layout), x, matrix, offset)[1]
+            pullback = vjp(lambda x, a, b: fixed_map(x, a, b, layout), x, matrix, offset)[1]
             return *pullback(grad), None
         grad = grad.to(matrix.dtype)
         grad_x = grad_matrix = grad_offset = None
@@ -172,7 +173,7 @@ def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
         return grad
     out = scratch(grad)
     if out is None:
-        return (scale.split(grad) * scale.weight).flatten(3)
+        return (scale.split(grad) * scale.weight).reshape(grad.shape)
     torch.mul(scale.split(grad), scale.weight, out=scale.split(out))
     return out
 

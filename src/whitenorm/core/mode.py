@@ -6,9 +6,16 @@ import torch
 
 
 def is_transformed() -> bool:
-    """Whether a compiler traces, or a functional transform such as vmap is at work."""
-    # No public function tells of transforms.
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether a compiler traces, or a transform such as vmap is at work.
+
+    The older vmap, by which autograd takes batches of gradients at once (``is_grads_batched``, ``vectorize``), counts.
+    """
+    # No public function tells of transforms. The compiler comes first: it cannot trace the others.
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+    )
 
 
 def may_write_in_place() -> bool:

@@ -15,6 +15,7 @@ from whitenorm.core.moments import Moments, moments
 from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
 from whitenorm.core.ranks import Group
+from whitenorm.core.vjp import vjp
 from whitenorm.solvers.base import Solver
 
 
@@ -272,6 +273,6 @@ def _backward_differentiably(given: _Given, method: Method, grad: Tensor) -> lis
         replaced = dict(zip(present, tensors, strict=True))
         return _differentiable(_Given._make(replaced.get(i, tensor) for i, tensor in enumerate(given)), method)
 
-    pullback = torch.func.vjp(forward, *(given[i] for i in present))[1]
+    pullback = vjp(forward, *[tensor for tensor in given[:5] if tensor is not None])[1]
     grads = dict(zip(present, pullback(grad), strict=True))
     return [grads.get(i) for i in range(5)]
