@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import fold
 from whitenorm.core.check import (
     check_batch,
     check_divides,
@@ -315,14 +314,13 @@ def _fixed_whitening(
     layout = channel_groups(input, group_size, pooled=True)
     wide = compute_dtype(input.dtype)
     with no_autocast(input):
-        weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
+        weight, bias = [None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias)]
         # Copies of the buffers: a later training step may change them before this step's backward.
         copy = torch.is_grad_enabled()
-        mean, whitening = layout.parameter(mean.to(wide, copy=copy)), whitening.to(wide, copy=copy)
-        matrix, offset = (tensor.unsqueeze(0) for tensor in fold(whitening, mean, weight, bias))
-        if not torch.is_grad_enabled():
-            return fixed_map(input, matrix, offset, layout)
-        return FixedMap.apply(input, matrix, offset, layout)
+        mean = layout.parameter(mean.to(wide, copy=copy)).unsqueeze(0)
+        whitening = whitening.to(wide, copy=copy).unsqueeze(0)
+        given = input, whitening, mean, weight, bias, layout
+        return FixedMap.apply(*given) if torch.is_grad_enabled() else fixed_map(*given)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 from torch import Tensor
@@ -68,15 +67,14 @@ class Ring:
     """Several pieces of scratch memory, given out in turn: the first is written over when all have been used."""
 
     def __init__(self, pieces: int) -> None:
-        self._pieces = itertools.cycle([Scratch() for _ in range(pieces)])
-        self._helps = True
+        self._pieces = [Scratch() for _ in range(pieces)]
+        self._given = 0
 
     def __call__(self, like: Tensor) -> Tensor | None:
-        if not self._helps:
+        if not may_write_in_place():
             return None
-        piece = next(self._pieces)(like)
-        self._helps = piece is not None
-        return piece
+        self._given += 1
+        return self._pieces[self._given % len(self._pieces)](like)
 
 
 def _empty(like: Tensor, padded: bool) -> Tensor:
@@ -90,7 +88,9 @@ def _empty(like: Tensor, padded: bool) -> Tensor:
 
 def gathered(x: Tensor, scratch: Scratch) -> Tensor:
     """The block, copied if its samples and groups are not one batch of matrices."""
-    space = None if one_batch(x) else scratch(x)
+    if not may_write_in_place() or one_batch(x):
+        return x
+    space = scratch(x)
     return x if space is None else space.copy_(x)
 
 

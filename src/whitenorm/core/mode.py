@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+# Parsed once: it takes longer than all else here.
+_OLDER_VMAP = torch._C._dispatch_key_parse("VmapMode")
+
 
 def is_transformed() -> bool:
     """Whether a compiler traces, or a transform such as vmap is at work.
@@ -14,7 +17,7 @@ def is_transformed() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or torch._C._dispatch_tls_is_dispatch_key_included("VmapMode")
+        or torch._C._dispatch_tls_is_dispatch_key_included(_OLDER_VMAP)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ def vjp(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, Call
 
     Example::
 
-        >>> value, pullback = vjp(torch.mul, torch.tensor(2.0), torch.tensor(3.0))
+        >>> with torch.no_grad():
+        ...     value, pullback = vjp(torch.mul, torch.tensor(2.0), torch.tensor(3.0))
         >>> value, pullback(torch.tensor(1.0))
         (tensor(6.), (tensor(3.), tensor(2.)))
     """
@@ -37,3 +38,22 @@ def vjp(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, Call
         return torch.autograd.grad(output, inputs, grad, create_graph=recording, materialize_grads=True)
 
     return output if recording else output.detach(), pullback
+
+
+def present_vjp(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor | None]
+) -> Callable[[Tensor], list[Tensor | None]]:
+    """The map from the function's gradient to those of the tensors, some of which may be None."""
+    present = [i for i, tensor in enumerate(tensors) if tensor is not None]
+
+    def of_present(*values: Tensor) -> Tensor:
+        replaced = dict(zip(present, values, strict=True))
+        return function(*[replaced.get(i) for i in range(len(tensors))])
+
+    pullback = vjp(of_present, *[tensor for tensor in tensors if tensor is not None])[1]
+
+    def of_all(grad: Tensor) -> list[Tensor | None]:
+        grads = dict(zip(present, pullback(grad), strict=True))
+        return [grads.get(i) for i in range(len(tensors))]
+
+    return of_all
