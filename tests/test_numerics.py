@@ -1,14 +1,17 @@
 """Finite in, finite out, and right: offsets, scales, degenerate inputs, half precision, NaN."""
 
+import copy
+
 import pytest
 import reference
 import torch
 from cases import CHANNEL_LAYERS, DEVICES, LAYOUTS, MIX, batch_layers, channel_layers, twin
 
 import whitenorm
+from whitenorm.core import apply, blocks
 from whitenorm.core.layout import channel_groups
 from whitenorm.core.moments import moments
-from whitenorm.solvers import ZCA, Newton
+from whitenorm.solvers import ZCA, Newton, inverse_sqrt
 
 ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky"]
 
@@ -195,12 +198,81 @@ def test_empty_batches_pass_at_inference():
     assert whitenorm.LayerWhitening(6, 3)(torch.randn(0, 5, 6)).shape == (0, 5, 6)
 
 
-@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
-@pytest.mark.parametrize("scale", [1e9, 1e15])
-def test_very_large_values_do_not_overflow(solver, scale):
-    y = whitenorm.BatchWhitening(16, solver=solver)(torch.randn(64, 16, 5, 5) * scale)
-    assert y.isfinite().all()
-    assert y.std() > 0.1
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("scale", [1e9, 3e12, 1e15, 1e-9])
+def test_gradients_at_the_ends_of_the_range(solver, scale):
+    """Variances from 1e-18 to 1e30, whose power -3/2 is beyond float32's range."""
+    torch.manual_seed(0)
+    layer = whitenorm.BatchWhitening(6, solver=solver, eps=0.0)
+    x = torch.randn(40, 6) * torch.linspace(1, 3, 6) * scale
+    results, grad = run(layer, x)
+    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+        assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
+
+
+@pytest.mark.parametrize("solver", ["zca", "pca", "newton", "cholesky"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_matrix_that_is_not_finite_raises_nowhere(solver, bad):
+    """Nor in its first or second derivative."""
+    cov = torch.stack([torch.eye(3), torch.full((3, 3), bad)]).double().requires_grad_()
+    whitening = inverse_sqrt(cov, solver)
+    (gradient,) = torch.autograd.grad(whitening.sum(), cov, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), cov)
+    assert whitening[0].isfinite().all()
+    for tensor in (whitening, gradient, second):
+        assert tensor[1].isnan().any()
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("layer", [whitenorm.BatchWhitening(4, 2), whitenorm.GroupWhitening(2, 4)], ids=str)
+def test_a_parameter_at_nan_shows_in_its_own_channel(layer, name):
+    layer = copy.deepcopy(layer)
+    with torch.no_grad():
+        getattr(layer, name)[1] = torch.nan
+    y = layer(torch.randn(8, 4, 5))
+    assert y[:, 1].isnan().all()
+    assert y[:, [0, 2, 3]].isfinite().all()
+    assert all(buffer.isfinite().all() for buffer in layer.buffers())
+
+
+FAR = [("newton", 8e-5), ("zca", 1.5e-3)]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("shape", [(256, 64), (16, 64, 8, 8)], ids=str)
+@pytest.mark.parametrize(("solver", "allowed"), FAR)
+def test_a_far_mean_costs_no_digits_of_the_map(solver, allowed, shape, training, monkeypatch):
+    """At a thousand deviations, correlated channels: as exact as if x were centred before, also block by block."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 20000)
+    monkeypatch.setattr(apply, "_WORTH_ASKING", 1)
+    torch.manual_seed(0)
+    x = torch.randn(shape).movedim(1, -1) @ torch.randn(64, 64) / 8
+    x = x.movedim(-1, 1).contiguous() + 1000
+    layer = whitenorm.BatchWhitening(64, solver=solver, momentum=1.0, population="covariance")
+    layer(x)
+    results, grad = run(layer.train(training), x)
+    actual, exact = results[0], expected(layer, x, grad)[0]
+    assert (actual - exact).abs().max() <= allowed * exact.abs().max()
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0])
+def test_only_a_far_mean_is_taken_off_before(offset, monkeypatch):
+    monkeypatch.setattr(apply, "_WORTH_ASKING", 1)
+    x = torch.randn(1, 1, 4, 100) + offset
+    mean, cov, _ = moments(x, pooled=True)
+    layout = channel_groups(torch.randn(100, 4), 4, pooled=True)
+    with torch.no_grad():
+        assert apply.must_centre(x, ZCA().solve(cov)[0], mean, layout) == (offset == 1000)
+
+
+def test_a_far_mean_of_vectors_in_groups():
+    """Where the smaller side is solved, which has no mean of its own."""
+    torch.manual_seed(0)
+    layer = whitenorm.GroupWhitening(16, 64)
+    x = torch.randn(32, 64) + 1000
+    results, grad = run(layer, x)
+    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+        assert (actual - exact).abs().max() <= 1.5e-4 * exact.abs().max()
 
 
 def test_a_solver_made_of_another_keeps_its_own_way_on_vectors():

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import fold
 from whitenorm.core.check import (
     check_batch,
     check_divides,
@@ -349,12 +348,13 @@ def _fixed_whitening(
     layout = channel_groups(input, group_size, pooled=True)
     wide = compute_dtype(input.dtype)
     with no_autocast(input):
-        weight, bias = (None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias))
+        weight, bias = [None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias)]
         # Copies of the buffers: a later training step may change them before this step's backward.
         learns = torch.is_grad_enabled() and not is_tracing()
-        mean, whitening = layout.parameter(mean.to(wide, copy=learns)), whitening.to(wide, copy=learns)
-        matrix, offset = (tensor.unsqueeze(0) for tensor in fold(whitening, mean, weight, bias))
-        return (FixedMap.apply if learns else fixed_map)(input, matrix, offset, layout)
+        mean = layout.parameter(mean.to(wide, copy=learns)).unsqueeze(0)
+        whitening = whitening.to(wide, copy=learns).unsqueeze(0)
+        given = input, whitening, mean, weight, bias, layout
+        return FixedMap.apply(*given) if learns else fixed_map(*given)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,31 +14,31 @@ _WORTH_A_CALL = 2**17
 
 
 class Block(NamedTuple):
-    """Some samples and some positions."""
+    """Some samples and some positions; None for all of them."""
 
-    samples: slice
-    positions: slice
+    samples: slice | None = None
+    positions: slice | None = None
 
     def of(self, x: Tensor) -> Tensor:
         """The block of ``x[N, G, K, L]``."""
-        return x[self.samples, :, :, self.positions]
+        x = x if self.samples is None else x[self.samples]
+        return x if self.positions is None else x[..., self.positions]
 
     def own(self, statistic: Tensor) -> Tensor:
         """What belongs to the block's samples of a statistic ``(N or 1, ...)``."""
-        return statistic if statistic.shape[0] == 1 else statistic[self.samples]
+        return statistic if self.samples is None or statistic.shape[0] == 1 else statistic[self.samples]
 
 
 def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
     """Blocks of whole samples; a single sample is cut along its positions, if it may be. One block for small inputs."""
     n, _, _, positions = x.shape
-    everything = slice(None)
     if x.device.type != "cpu" or not may_write_in_place() or nbytes(x) <= BLOCK_BYTES:
-        return [Block(everything, everything)]
+        return [Block()]
     if n == 1:
         step = max(1, positions * BLOCK_BYTES // nbytes(x)) if cut_positions else positions
-        return [Block(everything, slice(start, start + step)) for start in range(0, positions, step)]
+        return [Block(positions=slice(start, start + step)) for start in range(0, positions, step)]
     step = max(1, n * BLOCK_BYTES // nbytes(x))
-    return [Block(slice(start, start + step), everything) for start in range(0, n, step)]
+    return [Block(slice(start, start + step)) for start in range(0, n, step)]
 
 
 class Scratch:
@@ -68,15 +67,14 @@ class Ring:
     """Several pieces of scratch memory, given out in turn: the first is written over when all have been used."""
 
     def __init__(self, pieces: int) -> None:
-        self._pieces = itertools.cycle([Scratch() for _ in range(pieces)])
-        self._helps = True
+        self._pieces = [Scratch() for _ in range(pieces)]
+        self._given = 0
 
     def __call__(self, like: Tensor) -> Tensor | None:
-        if not self._helps:
+        if not may_write_in_place():
             return None
-        piece = next(self._pieces)(like)
-        self._helps = piece is not None
-        return piece
+        self._given += 1
+        return self._pieces[self._given % len(self._pieces)](like)
 
 
 def _empty(like: Tensor, padded: bool) -> Tensor:
@@ -90,7 +88,9 @@ def _empty(like: Tensor, padded: bool) -> Tensor:
 
 def gathered(x: Tensor, scratch: Scratch) -> Tensor:
     """The block, copied if its samples and groups are not one batch of matrices."""
-    space = None if one_batch(x) else scratch(x)
+    if not may_write_in_place() or one_batch(x):
+        return x
+    space = scratch(x)
     return x if space is None else space.copy_(x)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import Affine, Scale, apply, multiply
+from whitenorm.core.apply import Map, Scale, apply, centred_block, multiply, must_centre, whitened
 from whitenorm.core.blocks import Block, Scratch, blocks, gathered, room
 from whitenorm.core.layout import Layout
 from whitenorm.core.mode import may_write_in_place
 from whitenorm.core.moments import outer
-from whitenorm.core.pooling import LinearMap
 from whitenorm.core.precision import no_autocast
+from whitenorm.core.vjp import present_vjp
 
 
 class FoldGradients(NamedTuple):
@@ -26,28 +27,36 @@ class FoldGradients(NamedTuple):
 
 
 def fold_backward(
-    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None, matrix: Tensor
+    grad: Tensor,
+    x: Tensor,
+    whitening: Tensor,
+    mean: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    matrix: Tensor,
+    layout: Layout,
+    centre: bool,
 ) -> FoldGradients:
     """From the gradient of y = γ·W(x - μ) + β to those of all that was folded; ``matrix`` is γ·W."""
-    grad_matrix, grad_offset = affine_gradients(grad, x, pooled=whitening.shape[0] == 1)
-    grad_matrix = grad_matrix - grad_offset.unsqueeze(-1) * mean.unsqueeze(-2)
+    grad_matrix, grad_offset = affine_gradients(grad, x, mean, layout, centre, pooled=whitening.shape[0] == 1)
     grad_whitening = grad_matrix if weight is None else weight.unsqueeze(-1) * grad_matrix
     return FoldGradients(
         whitening=grad_whitening,
-        mean=-(matrix * grad_offset.unsqueeze(-1)).sum(-2),
-        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).flatten(),
-        bias=None if bias is None else grad_offset.sum(0).flatten(),
+        mean=_mean_gradient(matrix, grad_offset),
+        weight=None if weight is None else (grad_matrix * whitening).sum((0, -1)).reshape(-1),
+        bias=None if bias is None else grad_offset.sum(0).reshape(-1),
     )
 
 
 def scaled_backward(
-    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale, layout: Layout
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, scale: Scale, layout: Layout, centre: bool
 ) -> FoldGradients:
     """The same where γ and β scale the whitened x within its rows."""
     matrices, offsets, weights, biases = [], [], [], []
-    scratch = Scratch(), Scratch()
+    scratch, inner_scratch = (Scratch(), Scratch()), Scratch(padded=True)
     for block in blocks(x, cut_positions=False):
-        inner, grads, matrix = block.of(x), block.of(grad), block.own(whitening)
+        inner = centred_block(block, x, mean if centre else None, layout, inner_scratch)
+        grads, matrix = block.of(grad), block.own(whitening)
         sums = _over_channel(grads, scale)
         biases.append(layout.channel_sums(sums))
         if scale.weight is None:
@@ -57,16 +66,23 @@ def scaled_backward(
         grad_matrix, products = _scaled_products(grads, inner, matrix, scale, *scratch)
         matrices.append(grad_matrix)
         offsets.append((sums * scale.weight.squeeze(-1)).sum(-1))
-        # In a dual, the mean is in the matrix.
-        products = products if layout.dual else products - sums * (matrix @ block.own(mean).unsqueeze(-1))
+        products = products if centre else products - sums * (matrix @ block.own(mean).unsqueeze(-1))
         weights.append(layout.channel_sums(products))
-    grad_offset = torch.cat(offsets)
+    grad_matrix, grad_offset = torch.cat(matrices), torch.cat(offsets)
     return FoldGradients(
-        whitening=torch.cat(matrices) - grad_offset.unsqueeze(-1) * mean.unsqueeze(-2),
-        mean=-(whitening * grad_offset.unsqueeze(-1)).sum(-2),
+        whitening=grad_matrix if centre else grad_matrix - _outer(grad_offset, mean),
+        mean=_mean_gradient(whitening, grad_offset),
         weight=None if scale.weight is None else torch.stack(weights).sum(0),
         bias=None if scale.bias is None else torch.stack(biases).sum(0),
     )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+def _mean_gradient(matrix: Tensor, grad_offset: Tensor) -> Tensor:
+    return -(matrix * grad_offset.unsqueeze(-1)).sum(-2)
 
 
 def _over_channel(values: Tensor, scale: Scale) -> Tensor:
@@ -94,77 +110,95 @@ def _scaled_products(
 
 
 def input_gradient(
-    grad: Tensor, x: Tensor, matrix: Tensor, scale: Scale | None, through: LinearMap, layout: Layout, like: Tensor
+    grad: Tensor,
+    x: Tensor,
+    matrix: Tensor,
+    scale: Scale | None,
+    through: Map,
+    layout: Layout,
+    like: Tensor,
 ) -> Tensor:
     """matrixᵀ @ grad, and what came through the statistics."""
+    assert through.offset is not None
     scratch = Scratch()
     if not may_write_in_place():
         grad = _times_scale(grad, scale, scratch)
-        return layout.join(matrix.mT @ grad + through.matrix @ x + through.offset.unsqueeze(-1), like)
+        indirect = through.matrix @ centred_block(Block(), x, through.mean, layout, scratch)
+        return layout.join(matrix.mT @ grad + indirect + through.offset.unsqueeze(-1), like)
     whole, total = layout.empty(like, x.dtype)
-    inner, outer = Scratch(), Scratch()
+    inner, outer = Scratch(padded=True), Scratch()
     for block in blocks(x, cut_positions=scale is None):
         out = block.of(total)
         product = room(out, outer)
         multiply(block.own(matrix).mT, gathered(_times_scale(block.of(grad), scale, scratch), inner), product)
-        multiply(block.own(through.matrix), gathered(block.of(x), inner), product, add=True)
+        multiply(block.own(through.matrix), centred_block(block, x, through.mean, layout, inner), product, add=True)
         torch.add(product, block.own(through.offset).unsqueeze(-1), out=out)
     return layout.fill(whole, total)
 
 
-def affine_gradients(grad: Tensor, x: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
-    """Of matrix and offset, from that of matrix @ x + offset."""
-
-    left, right = Scratch(), Scratch()
-
-    def part(block: Block) -> tuple[Tensor, Tensor]:
+def affine_gradients(
+    grad: Tensor, x: Tensor, mean: Tensor, layout: Layout, centre: bool, pooled: bool
+) -> tuple[Tensor, Tensor]:
+    """Of matrix and offset, from that of matrix @ (x - mean) + offset."""
+    left, right = Scratch(), Scratch(padded=True)
+    matrices, offsets = [], []
+    for block in blocks(x):
         inner = gathered(block.of(grad), left)
-        offset = inner.sum((0, 3)).unsqueeze(0) if pooled else inner.sum(3)
-        return outer(inner, gathered(block.of(x), right), pooled), offset
+        matrices.append(outer(inner, centred_block(block, x, mean if centre else None, layout, right), pooled))
+        offsets.append(inner.sum((0, 3)).unsqueeze(0) if pooled else inner.sum(3))
+    joined = [_joined(parts, pooled) for parts in (matrices, offsets)]
+    return joined[0] if centre else joined[0] - _outer(joined[1], mean), joined[1]
 
-    matrices, offsets = zip(*(part(block) for block in blocks(x)), strict=True)
-    if len(matrices) == 1:
-        return matrices[0], offsets[0]
-    if pooled:
-        return torch.stack(matrices).sum(0), torch.stack(offsets).sum(0)
-    return torch.cat(matrices), torch.cat(offsets)
+
+def _joined(parts: list[Tensor], pooled: bool) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.stack(parts).sum(0) if pooled else torch.cat(parts)
 
 
 class FixedMap(torch.autograd.Function):
-    """:func:`apply` of given matrices to an input ``(N, C, ...)``: keeps the input as it came, and the matrix."""
+    """γ·W(x - μ) + β of an input ``(N, C, ...)`` and given tensors, all of which it keeps as they came."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
-        return fixed_map(x, matrix, offset, layout)
+    def forward(
+        x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout
+    ) -> Tensor:
+        return fixed_map(x, whitening, mean, weight, bias, layout)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*inputs[:3])
-        ctx.layout = inputs[3]
+        ctx.save_for_backward(*inputs[:5])
+        ctx.layout = inputs[5]
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        x, matrix, offset = ctx.saved_tensors
-        layout: Layout = ctx.layout
+        saved, layout = ctx.saved_tensors, ctx.layout
+        x, whitening, mean, weight, bias = saved
         if torch.is_grad_enabled():
-            pullback = torch.func.vjp(lambda x, a, b: fixed_map(x, a, b, layout), x, matrix, offset)[1]
-            return *pullback(grad), None
-        grad = grad.to(matrix.dtype)
-        grad_x = grad_matrix = grad_offset = None
+            return *present_vjp(partial(fixed_map, layout=layout), saved)(grad), None
+        matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
+        grad_x = None
         with no_autocast(x):
-            grad = layout.split(grad)
+            grad = layout.split(grad.to(matrix.dtype))
             if ctx.needs_input_grad[0]:
-                grad_x = apply(grad, Affine(matrix.mT, torch.zeros_like(offset)), None, layout, x).to(x.dtype)
-            if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-                grad_matrix, grad_offset = affine_gradients(grad, layout.split(x.to(matrix.dtype)), pooled=True)
-        return grad_x, grad_matrix, grad_offset, None
+                grad_x = apply(grad, Map(matrix.mT, None, None), None, layout, x).to(x.dtype)
+            if not any(ctx.needs_input_grad[1:5]):
+                return grad_x, None, None, None, None, None
+            wide = layout.split(x.to(matrix.dtype))
+            centre = must_centre(wide, whitening, mean, layout)
+            small = fold_backward(grad, wide, whitening, mean, weight, bias, matrix, layout, centre)
+        parameters = [None if tensor is None else layout.parameter(tensor) for tensor in (small.weight, small.bias)]
+        return grad_x, small.whitening, small.mean, *parameters, None
 
 
-def fixed_map(x: Tensor, matrix: Tensor, offset: Tensor, layout: Layout) -> Tensor:
+def fixed_map(
+    x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None, layout: Layout
+) -> Tensor:
     with no_autocast(x):
-        return apply(layout.split(x.to(matrix.dtype)), Affine(matrix, offset), None, layout, x).to(x.dtype)
+        wide = layout.split(x.to(whitening.dtype))
+        return whitened(wide, whitening, mean, weight, bias, None, layout, x).to(x.dtype)
 
 
 def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
@@ -172,7 +206,7 @@ def _times_scale(grad: Tensor, scale: Scale | None, scratch: Scratch) -> Tensor:
         return grad
     out = scratch(grad)
     if out is None:
-        return (scale.split(grad) * scale.weight).flatten(3)
+        return (scale.split(grad) * scale.weight).reshape(grad.shape)
     torch.mul(scale.split(grad), scale.weight, out=scale.split(out))
     return out
 

@@ -84,7 +84,7 @@ class Layout(NamedTuple):
 
     def channel_sums(self, values: Tensor) -> Tensor:
         """Sums ``(C,)`` over the samples of what is given a sample and channel, as ``(N, 1, K, C / K)``."""
-        return (values.mT if self.dual else values).sum((0, 1)).flatten()
+        return (values.mT if self.dual else values).sum((0, 1)).reshape(-1)
 
 
 def channel_groups(x: Tensor, group_size: int, pooled: bool) -> Layout:

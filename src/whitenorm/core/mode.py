@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import torch
 
+# Parsed once: it takes longer than all else here.
+_OLDER_VMAP = torch._C._dispatch_key_parse("VmapMode")
+
 
 def is_transformed() -> bool:
-    """Whether a compiler or TorchScript traces, or a functional transform such as vmap is at work."""
-    # No public function tells of transforms.
-    return torch.compiler.is_compiling() or is_tracing() or torch._C._are_functorch_transforms_active()
+    """Whether a compiler or TorchScript traces, or a transform such as vmap is at work.
+
+    The older vmap, by which autograd takes batches of gradients at once (``is_grads_batched``, ``vectorize``), counts.
+    """
+    # No public function tells of transforms. The compiler comes first: it cannot trace the others.
+    return (
+        torch.compiler.is_compiling()
+        or is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_OLDER_VMAP)
+    )
 
 
 def is_tracing() -> bool:

@@ -40,7 +40,7 @@ class Mixing(NamedTuple):
 
 
 class LinearMap(NamedTuple):
-    """What statistics add to the gradient of the input: ``matrix @ x + offset``."""
+    """What statistics add to the gradient of the input: ``matrix @ (x - mean) + offset``, from the samples' mean."""
 
     matrix: Tensor
     offset: Tensor
@@ -72,7 +72,7 @@ def pool(
         sample = over_ranks(sample, group) if only_batch(statistics) else sample
         return Pooled(sample.mean, sample.cov, sample, sample)
     batch = over_ranks(over_batch(sample), group) if population is None else population
-    means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
+    means, covs = zip(*[_statistic(name, sample, batch) for name in statistics], strict=True)
     return Pooled(_mix(mixing.mean.softmax(0), means), _mix(mixing.cov.softmax(0), covs), sample, batch)
 
 
@@ -88,24 +88,25 @@ def pool_backward(
 ) -> tuple[LinearMap, Mixing | None]:
     """The gradients of the pooled statistics, as a linear map of x, and as gradients of the logits.
 
-    A mean over m values adds grad/m to the gradient of each, a covariance (2/m)·grad·(x - mean), for symmetric grad.
+    A mean over m values adds grad/m to the gradient of each, a covariance (2/m)·grad·(x - mean), for symmetric grad;
+    x and the means count from the samples' own mean.
     """
     own, shared = _Gradients(sample, grad_mean, grad_cov), None
     if not batch_is_constant and any(name in BATCH_STATISTICS for name in statistics):
         shared = _over_batch(_Gradients(batch, grad_mean, grad_cov), group)
     if mixing is None:
-        return _statistic_backward(statistics[0], shared or own), None
+        return _statistic_backward(statistics[0], sample.mean, shared or own), None
     mean_weights, cov_weights = mixing.mean.softmax(0), mixing.cov.softmax(0)
-    means, covs = zip(*(_statistic(name, sample, batch) for name in statistics), strict=True)
+    means, covs = zip(*[_statistic(name, sample, batch) for name in statistics], strict=True)
     sources = [shared if name in BATCH_STATISTICS else own for name in statistics]
     through = [
-        _statistic_backward(name, source, mean_weights[i], cov_weights[i])
+        _statistic_backward(name, sample.mean, source, mean_weights[i], cov_weights[i])
         for i, (name, source) in enumerate(zip(statistics, sources, strict=True))
         if source is not None
     ]
     # Where only constants were mixed, x had no part in it.
     through = through or [LinearMap(torch.zeros_like(grad_cov), torch.zeros_like(grad_mean))]
-    matrix, offset = (functools.reduce(torch.add, tensors) for tensors in zip(*through, strict=True))
+    matrix, offset = [functools.reduce(torch.add, tensors) for tensors in zip(*through, strict=True)]
     grad_mixing = Mixing(_mix_backward(mean_weights, means, grad_mean), _mix_backward(cov_weights, covs, grad_cov))
     return LinearMap(matrix, offset), grad_mixing
 
@@ -129,7 +130,7 @@ def _over_batch(samples: _Gradients, group: Group) -> _Gradients:
 
 
 def _mix(weights: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    return functools.reduce(torch.add, (weights[i] * tensor for i, tensor in enumerate(tensors)))
+    return functools.reduce(torch.add, [weights[i] * tensor for i, tensor in enumerate(tensors)])
 
 
 def _mix_backward(weights: Tensor, tensors: tuple[Tensor, ...], grad: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def _statistic(name: str, sample: Moments, batch: Moments) -> tuple[Tensor, Tens
 
 
 def _statistic_backward(
-    name: str, source: _Gradients, mean_weight: Tensor | float = 1.0, cov_weight: Tensor | float = 1.0
+    name: str, own_mean: Tensor, source: _Gradients, mean_weight: Tensor | float = 1.0, cov_weight: Tensor | float = 1.0
 ) -> LinearMap:
     sample, grad_mean, grad_cov = source
     if name in ("bn", "in", "ln"):
@@ -173,10 +174,10 @@ def _statistic_backward(
         grad_mean = grad_mean.sum((1, 2), keepdim=True).expand_as(sample.mean)
         grad_variance = _diagonal(grad_cov).sum((1, 2), keepdim=True)
         matrix = torch.diag_embed(2 / number * cov_weight * grad_variance.expand_as(sample.mean))
-        return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean.expand_as(sample.mean)))
+        return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean - own_mean))
     mean, _, number = sample
     matrix = 2 / number * cov_weight * grad_cov
-    return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean))
+    return LinearMap(matrix, mean_weight / number * grad_mean - _times(matrix, mean - own_mean))
 
 
 def _diagonal(cov: Tensor) -> Tensor:
@@ -184,4 +185,6 @@ def _diagonal(cov: Tensor) -> Tensor:
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    if len(matrix) == 1:
+        return (vector.transpose(0, 1) @ matrix[0].mT).transpose(0, 1)
     return (matrix * vector.unsqueeze(-2)).sum(-1)

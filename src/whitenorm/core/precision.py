@@ -22,7 +22,9 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast leaves the products on this tensor's device alone."""
     device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    # What is compiled has autocast, and older compilers cannot trace the question.
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else nullcontext()
 
 
 def check_floating(name: str, tensor: Tensor) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import Scale, apply, fold
+from whitenorm.core.apply import Map, Scale, must_centre, whitened
 from whitenorm.core.dual import centred, centred_rows
 from whitenorm.core.gradients import fold_backward, input_gradient, scaled_backward
 from whitenorm.core.layout import Layout
@@ -17,6 +17,7 @@ from whitenorm.core.moments import Moments, moments
 from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
 from whitenorm.core.precision import compute_dtype, no_autocast
 from whitenorm.core.ranks import Group
+from whitenorm.core.vjp import present_vjp
 from whitenorm.solvers.base import Solver
 
 
@@ -34,7 +35,6 @@ class Method(NamedTuple):
     scale: float = 1.0
     group: Group = None
 
-    @property
     def pooled(self) -> bool:
         """Whether moments are needed over the batch only."""
         return only_batch(self.statistics)
@@ -100,11 +100,12 @@ class _Given(NamedTuple):
     def prepared(self, layout: Layout) -> _Given:
         """The same in the dtype of computation, with x as ``[N, G, K, L]``, and γ and β as they go with it."""
         dtype = compute_dtype(self.x.dtype)
-        weight, bias, *rest = (None if tensor is None else tensor.to(dtype) for tensor in self[1:-1])
-        weight, bias = (None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias))
+        _, *given, mask = self
+        weight, bias, *rest = [None if tensor is None else tensor.to(dtype) for tensor in given]
+        weight, bias = [None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias)]
         x = self.x.to(dtype)
-        x = x if self.mask is None else filled(x, self.mask)
-        return _Given._make((layout.split(x), weight, bias, *rest, self.mask))
+        x = x if mask is None else filled(x, mask)
+        return _Given._make((layout.split(x), weight, bias, *rest, mask))
 
     def cleared(self, y: Tensor) -> Tensor:
         """What belongs to x, with 0 at positions that do not count."""
@@ -116,13 +117,11 @@ class _Given(NamedTuple):
             return None
         return Scale(self.weight, self.bias)
 
-    @property
     def mixing(self) -> Mixing | None:
         if self.mean_logits is None or self.cov_logits is None:
             return None
         return Mixing(self.mean_logits, self.cov_logits)
 
-    @property
     def population(self) -> Moments | None:
         if self.population_mean is None or self.population_cov is None:
             return None
@@ -131,9 +130,9 @@ class _Given(NamedTuple):
 
 def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
     """Moments and pool: the pooled statistics, and the covariance that is solved for."""
-    sample = moments(prepared.x, method.pooled, method.layout.dual)
+    sample = moments(prepared.x, method.pooled(), method.layout.dual)
     sample = sample if prepared.mask is None else counted(sample, prepared.mask)
-    pooled = pool(sample, method.statistics, prepared.mixing, prepared.population, method.group)
+    pooled = pool(sample, method.statistics, prepared.mixing(), prepared.population(), method.group)
     return pooled, _regularised(pooled.cov, method)
 
 
@@ -150,8 +149,9 @@ def _applied(whitening: Tensor, layout: Layout) -> Tensor:
 def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
     """Apply: y in the shape, memory format and dtype of x."""
     folds = (None, None) if layout.across else (prepared.weight, prepared.bias)
-    affine = fold(_applied(whitening, layout), mean, *folds)
-    return prepared.cleared(apply(prepared.x, affine, prepared.scale(layout), layout, x).to(x.dtype))
+    matrix = _applied(whitening, layout)
+    y = whitened(prepared.x, matrix, mean, *folds, prepared.scale(layout), layout, x)
+    return prepared.cleared(y.to(x.dtype))
 
 
 def _differentiable(given: _Given, method: Method) -> Tensor:
@@ -183,21 +183,22 @@ class _Whiten(torch.autograd.Function):
             whitening, found = method.solver.solve(cov)
             y = _output(x, prepared, method.layout, whitening, pooled.mean)
         found = found if method.group is None else (*found, pooled.batch.number)
-        if prepared.mixing is None:
+        if prepared.mixing() is None:
             return y, whitening, cov, pooled.mean, pooled.cov, *found
-        batch = () if prepared.population else pooled.batch[:2]
-        return y, whitening, cov, pooled.mean, *pooled.sample[:2], *batch, *found
+        sample, batch = pooled.sample, pooled.batch
+        mixed = (sample.mean, sample.cov) if prepared.population() else (sample.mean, sample.cov, batch.mean, batch.cov)
+        return y, whitening, cov, pooled.mean, *mixed, *found
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         *tensors, ctx.method = inputs
         _, whitening, cov, mean, *rest = output if ctx.method.group is None else output[:-1]
         given = _Given(*tensors)
-        mixed = 0 if given.mixing is None else 2 if given.population else 4
+        mixed = 0 if given.mixing() is None else 2 if given.population() else 4
         kept = ctx.method.solver.keep(cov, whitening, tuple(rest[max(mixed, 1) :]))
         if mixed:
             # It can be mixed again from the moments, which are kept.
-            kept = tuple(None if tensor is cov else tensor for tensor in kept)
+            kept = tuple([None if tensor is cov else tensor for tensor in kept])
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, mean, *rest[:mixed], *kept)
@@ -231,10 +232,11 @@ def _backward(
     whitening, pullback = method.solver.vjp(*solver)
     whitening = _applied(whitening, layout)
     matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
+    centre = must_centre(x, whitening, mean, layout)
     if scale is None:
-        small = fold_backward(grad, x, whitening, mean, weight, bias, matrix)
+        small = fold_backward(grad, x, whitening, mean, weight, bias, matrix, layout, centre)
     else:
-        small = scaled_backward(grad, x, whitening, mean, scale, layout)
+        small = scaled_backward(grad, x, whitening, mean, scale, layout, centre)
     if layout.dual:
         grad_cov = centred(pullback(centred_rows(small.whitening)))
         small = small._replace(mean=torch.zeros_like(mean))
@@ -245,15 +247,19 @@ def _backward(
         sample,
         batch,
         method.statistics,
-        prepared.mixing,
+        prepared.mixing(),
         small.mean,
         grad_cov,
-        prepared.population is not None,
+        prepared.population() is not None,
         method.group,
     )
     grad_x = None
     if needs_x:
-        grad_x = input_gradient(grad, x, matrix, scale, through, layout, given.x)
+        # Around the samples' own means, where x is smallest, however far those of the batch are.
+        centre = centre if sample.mean is mean else must_centre(x, whitening, sample.mean, layout)
+        linear = Map(through.matrix, sample.mean, through.offset)
+        linear = linear if centre else linear.folded()
+        grad_x = input_gradient(grad, x, matrix, scale, linear, layout, given.x)
         grad_x = given.cleared(grad_x.to(given.x.dtype))
     return [grad_x, small.weight, small.bias, *(mixing or (None, None))]
 
@@ -264,20 +270,21 @@ def _unpack(
     """The pooled mean, the moments of samples and batch, and the solver's tensors."""
     mean, *rest = kept
     n, _, features, positions = prepared.x.shape
-    number: int | Tensor = n * positions if method.pooled else features if method.layout.dual else positions
+    number: int | Tensor = n * positions if method.pooled() else features if method.layout.dual else positions
     if prepared.mask is not None:
         number = prepared.mask.sum().to(mean.dtype)
-    if prepared.mixing is None:
+    if prepared.mixing() is None:
         # The covariance itself plays no part in the gradient of a single statistic.
         single = Moments(mean, mean, number)
         return mean, single, single, tuple(rest)
     sample = Moments(rest[0], rest[1], number)
-    if prepared.population is not None:
-        batch, solver = prepared.population, rest[2:]
+    population = prepared.population()
+    if population is not None:
+        batch, solver = population, rest[2:]
     else:
         batch, solver = Moments(rest[2], rest[3], n * positions), rest[4:]
     if any(tensor is None for tensor in solver):
-        cov = _regularised(pool(sample, method.statistics, prepared.mixing, batch).cov, method)
+        cov = _regularised(pool(sample, method.statistics, prepared.mixing(), batch).cov, method)
         solver = [cov if tensor is None else tensor for tensor in solver]
     return mean, sample, batch, tuple(solver)
 
@@ -289,12 +296,8 @@ def _backward_differentiably(given: _Given, method: Method, grad: Tensor) -> lis
             "expected no second derivative of statistics that are synchronised over ranks (got create_graph=True, or a "
             "gradient of a gradient); set the layers' process_group to None for it"
         )
-    present = [i for i in range(5) if given[i] is not None]
 
-    def forward(*tensors: Tensor) -> Tensor:
-        replaced = dict(zip(present, tensors, strict=True))
-        return _differentiable(_Given._make(replaced.get(i, tensor) for i, tensor in enumerate(given)), method)
+    def forward(*tensors: Any) -> Tensor:
+        return _differentiable(_Given._make((*tensors, *given[5:])), method)
 
-    pullback = torch.func.vjp(forward, *(given[i] for i in present))[1]
-    grads = dict(zip(present, pullback(grad), strict=True))
-    return [grads.get(i) for i in range(5)]
+    return present_vjp(forward, given[:5])(grad)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.mode import may_write_in_place
+from whitenorm.core.vjp import vjp
 
 Pullback = Callable[[Tensor], Tensor]
 
@@ -121,8 +122,8 @@ class Custom(Solver):
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
         (cov,) = kept
-        result = torch.func.vjp(self.differentiable, cov)
-        return result[0], lambda grad: symmetric(result[1](grad)[0])
+        whitening, pullback = vjp(self.differentiable, cov)
+        return whitening, lambda grad: symmetric(pullback(grad)[0])
 
 
 class InverseSqrt(torch.autograd.Function):
@@ -146,5 +147,5 @@ class InverseSqrt(torch.autograd.Function):
     def backward(ctx, grad: Tensor, *_: Tensor):  # type: ignore[no-untyped-def]
         cov, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return torch.func.vjp(ctx.solver.differentiable, cov)[1](grad)[0], None
+            return vjp(ctx.solver.differentiable, cov)[1](grad)[0], None
         return ctx.solver.vjp(*kept)[1](grad), None

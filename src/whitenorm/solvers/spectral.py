@@ -9,7 +9,12 @@ from whitenorm.solvers.base import Pullback, Solver, smallest, symmetric
 
 
 class _Spectral(Solver):
-    """A solver that keeps the eigenvalues and eigenvectors for backward."""
+    r"""A solver that keeps the eigenvalues and eigenvectors for backward.
+
+    They are those of :math:`\Sigma / s`, with s the largest variance: :math:`\lambda^{-3/2}`, met in every gradient,
+    leaves float32's range long before the gradient itself does. As :math:`W(\Sigma) = W(\Sigma / s) / \sqrt s` for any
+    s, it counts as a constant.
+    """
 
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return found
@@ -41,19 +46,21 @@ class ZCA(_Spectral):
         return self if type(self) is ZCA else None
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        values, vectors = _eigh(cov)
-        return _compose(vectors, _floored(values).rsqrt()), (values, vectors)
+        scale = _scale(cov)
+        values, vectors = _eigh(cov / scale)
+        return _inverse_root(values, vectors) / scale.sqrt(), (values, vectors, scale)
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        values, vectors = kept
+        values, vectors, scale = kept
 
         def pullback(grad: Tensor) -> Tensor:
-            return _pull_back(values, vectors, grad)
+            return _pull_back(values, vectors, grad / scale.sqrt()) / scale
 
-        return _compose(vectors, _floored(values).rsqrt()), pullback
+        return _inverse_root(values, vectors) / scale.sqrt(), pullback
 
     def differentiable(self, cov: Tensor) -> Tensor:
-        return _InverseRoot.apply(cov)[0]
+        scale = _scale(cov)
+        return _InverseRoot.apply(cov / scale)[0] / scale.sqrt()
 
 
 class PCA(_Spectral):
@@ -67,27 +74,29 @@ class PCA(_Spectral):
     """
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        values, vectors = _descending(cov)
-        return _floored(values).rsqrt()[..., None] * vectors.mT, (values, vectors)
+        scale = _scale(cov)
+        values, vectors = _descending(cov / scale)
+        return _floored(values).rsqrt()[..., None] * vectors.mT / scale.sqrt(), (values, vectors, scale)
 
     def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        values, vectors = kept
-        scale = _floored(values).rsqrt()
+        values, vectors, scale = kept
+        roots = _floored(values).rsqrt()
 
         def pullback(grad: Tensor) -> Tensor:
-            inner = vectors.mT @ (grad.mT * scale[..., None, :])
+            grad = grad / scale.sqrt()
+            inner = vectors.mT @ (grad.mT * roots[..., None, :])
             gap = values[..., None, :] - values[..., :, None]
             equal = gap.abs() <= _precision(values)[..., None]
             inner = torch.where(equal, 0, inner / torch.where(equal, 1, gap))
             along = (grad * vectors.mT).sum(-1)
-            slope = torch.where(values < _precision(values), 0, -0.5 * scale**3)
-            return symmetric(vectors @ (inner + torch.diag_embed(slope * along)) @ vectors.mT)
+            slope = torch.where(values < _precision(values), 0, -0.5 * roots**3)
+            return symmetric(vectors @ (inner + torch.diag_embed(slope * along)) @ vectors.mT) / scale
 
-        return scale[..., None] * vectors.mT, pullback
+        return roots[..., None] * vectors.mT / scale.sqrt(), pullback
 
 
 class _InverseRoot(torch.autograd.Function):
-    """Σ^(-1/2), differentiable to any order.
+    """Σ^(-1/2) of a scaled Σ, differentiable to any order.
 
     The first derivative is taken by divided differences. Higher ones go through the Lyapunov equation that the
     square root S satisfies, S·dS + dS·S = dΣ, whose solution is differentiable by the same equation.
@@ -98,7 +107,7 @@ class _InverseRoot(torch.autograd.Function):
     @staticmethod
     def forward(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, vectors = _eigh(cov)
-        return _compose(vectors, _floored(values).rsqrt()), values, vectors
+        return _inverse_root(values, vectors), values, vectors
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -138,6 +147,16 @@ class _Lyapunov(torch.autograd.Function):
         return -2 * symmetric(grad_right @ solution), grad_right
 
 
+def _scale(cov: Tensor) -> Tensor:
+    """The largest variance, as ``(..., 1, 1)``; NaN where it is infinite, which then shows in all that is scaled.
+
+    Below its own floor, by the dtype's precision, lies the floor of all eigenvalues.
+    """
+    largest = cov.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    largest = torch.where(largest.isfinite(), largest, torch.nan)
+    return largest.clamp_min(smallest(cov.dtype) / torch.finfo(cov.dtype).eps)
+
+
 def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (ascending) and eigenvectors; NaN for a matrix that is not finite, where torch would raise.
 
@@ -151,22 +170,25 @@ def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
 
 def _descending(cov: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues from the largest, and eigenvectors whose first entry is not negative."""
-    values, vectors = (tensor.flip(-1) for tensor in _eigh(cov))
+    values, vectors = [tensor.flip(-1) for tensor in _eigh(cov)]
     return values, vectors * torch.where(vectors[..., :1, :] < 0, -1, 1)
 
 
 def _precision(values: Tensor) -> Tensor:
-    """The size below which an eigenvalue is lost in the rounding error of the largest, as ``(..., 1)``."""
+    """The size below which an eigenvalue is lost in the rounding error of the largest, as ``(..., 1)``.
+
+    The largest of a scaled covariance is at least 1, unless the scale has met its floor, which is then the floor here.
+    """
     largest = values.detach().amax(-1, keepdim=True)
-    return (largest * torch.finfo(values.dtype).eps).clamp_min(smallest(values.dtype))
+    return largest.clamp_min(1) * torch.finfo(values.dtype).eps
 
 
 def _floored(values: Tensor) -> Tensor:
     return torch.maximum(values, _precision(values))
 
 
-def _compose(vectors: Tensor, values: Tensor) -> Tensor:
-    return (vectors * values[..., None, :]) @ vectors.mT
+def _inverse_root(values: Tensor, vectors: Tensor) -> Tensor:
+    return (vectors * _floored(values).rsqrt()[..., None, :]) @ vectors.mT
 
 
 def _pull_back(values: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
