@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whitenorm.cli import main
-from whitenorm.lab import look
+from whitenorm.lab import look, sealed
 
 SMALL = """
 from torch import nn
@@ -149,8 +149,9 @@ def test_a_run_with_its_own_images(trained, capsys):
 
 def test_a_run_whose_data_are_not_there(trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "run")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "dataset": "cifar10", "data": str(tmp_path / "no")}))
+    config = sealed.unpacked(json.loads((folder / "config.json").read_text()))
+    config |= {"dataset": "cifar10", "data": str(tmp_path / "no")}
+    (folder / "config.json").write_text(json.dumps(sealed.packed(config)))
     assert main(["inspect", str(folder)]) == 0
     assert "Measured on noise, 128 × 1 × 8 × 8: the run's data cannot be loaded: " in capsys.readouterr().out
     assert main(["inspect", str(folder), "--shape", "32", "1", "8", "8"]) == 0

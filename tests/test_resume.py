@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 
 import pytest
@@ -65,12 +66,19 @@ def test_workers_do_not_change_the_numbers(images, wholes, tmp_path):
     assert same(tmp_path / "run", wholes("folder"))
 
 
-@pytest.fixture
-def stopped(images, wholes, tmp_path):
+@pytest.fixture(scope="module")
+def killed(images, tmp_path_factory):
     """A run that was killed before its eighth step, with two checkpoints."""
-    options = options_of("plain", images, tmp_path / "run")
-    assert train(options, 7)[0] == -signal.SIGKILL
-    return options, tmp_path / "run", wholes("plain")
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    assert train(options_of("plain", images, folder), 7)[0] == -signal.SIGKILL
+    return folder
+
+
+@pytest.fixture
+def stopped(images, wholes, killed, tmp_path):
+    """Options and folder of a copy of it, and the run that nothing stopped."""
+    folder = shutil.copytree(killed, tmp_path / "run")
+    return options_of("plain", images, folder), folder, wholes("plain")
 
 
 FOREIGN = {
@@ -93,7 +101,7 @@ def test_foreign_checkpoints_are_set_aside(kind, stopped, capsys):
     newest = saved(folder / "checkpoints")[-1]
     content = FOREIGN[kind](torch.load(newest, weights_only=True))
     newest.write_bytes(sealed.archive(content))
-    fit(Train(**{**options, "epochs": 4}))
+    fit(Train(**options))
     said = capsys.readouterr().out
     assert f"{newest} is not used: it" in said
     assert "step-000000006.ckpt" in said.split("Going on from")[1].splitlines()[0]
