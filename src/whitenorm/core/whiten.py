@@ -105,7 +105,7 @@ class _Given(NamedTuple):
         weight, bias = [None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias)]
         x = self.x.to(dtype)
         x = x if mask is None else filled(x, mask)
-        return _Given._make((layout.split(x), weight, bias, *rest, mask))
+        return _Given(layout.split(x), weight, bias, *rest, mask)  # type: ignore[call-arg]
 
     def cleared(self, y: Tensor) -> Tensor:
         """What belongs to x, with 0 at positions that do not count."""
