@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test lint format bench torture clean
+.PHONY: setup demo test test-torch fuzz torture lint format bench clean
 
 setup: $(READY)
 
@@ -35,8 +35,21 @@ test: lint
 torture: $(READY)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture $(ARGS)
 
+# The library's own tests, without the lab, on another version of torch: make test-torch TORCH=2.15.0
+TORCH ?= 2.15.0
+test-torch:
+	test -x .venv-torch-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-torch-$(TORCH)
+	.venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) numpy pytest pytest-xdist hypothesis
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest --numprocesses 2 --quiet
+
+# Random layers on random inputs against float64, from a seed on: make fuzz MINUTES=10 SEED=0
+MINUTES ?= 1
+SEED ?= 0
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info
+	rm -rf .venv .venv-torch-* .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info

@@ -265,6 +265,17 @@ def test_only_a_far_mean_is_taken_off_before(offset, monkeypatch):
         assert apply.must_centre(x, ZCA().solve(cov)[0], mean, layout) == (offset == 1000)
 
 
+@pytest.mark.parametrize("solver", ["newton", "zca"])
+def test_samples_far_from_the_population(solver):
+    """What comes to x through a sample's own covariance is a map around its own mean, wherever the mixed one lies."""
+    torch.manual_seed(0)
+    layer = whitenorm.SwitchableWhitening(12, 6, solver=solver).eval()
+    x = torch.randn(4, 12, 5, 5) + 1000
+    results, grad = run(layer, x)
+    actual, exact = results[1], expected(layer, x, grad)[1]
+    assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
+
+
 def test_a_far_mean_of_vectors_in_groups():
     """Where the smaller side is solved, which has no mean of its own."""
     torch.manual_seed(0)

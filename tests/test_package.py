@@ -33,6 +33,7 @@ assert not any(name.startswith("whitenorm.lab") for name in sys.modules)
 
 
 def test_every_command_is_there_and_in_the_help(capsys):
+    pytest.importorskip("matplotlib")
     for name, command in cli.COMMANDS.items():
         module = importlib.import_module(command.module)
         assert hasattr(module, command.options)

@@ -1,0 +1,45 @@
+"""The fuzzer: some cases of it, and that it can fail."""
+
+import fuzz
+import pytest
+import torch
+
+from whitenorm.core import whiten
+from whitenorm.solvers import spectral
+
+
+def test_no_case_deviates():
+    tally, deviations = fuzz.fuzz(0, cases=150)
+    assert tally["compared"] > 100
+    assert not deviations
+
+
+def test_a_time_is_kept():
+    tally, _ = fuzz.fuzz(0, seconds=0.2)
+    assert 0 < tally["compared"] + tally["finite"] < 150
+
+
+def of_layer(name, cases=40):
+    return [seed for seed in range(2000) if fuzz.draw(seed).name == name and fuzz.draw(seed).degenerate is None][:cases]
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_a_wrong_gradient_is_found(factor, monkeypatch):
+    """Of one percent, in what comes through ZCA's matrix."""
+    right = spectral._pull_back
+    monkeypatch.setattr(spectral, "_pull_back", lambda *tensors: factor * right(*tensors))
+    seeds = [seed for seed in of_layer("bw", 400) if fuzz.draw(seed).solver == "zca" and fuzz.draw(seed).training]
+    found = [deviation for seed in seeds[:20] for deviation in fuzz.run(seed)[0]]
+    assert len({deviation.seed for deviation in found}) >= 10
+    assert {deviation.what for deviation in found} == {"input"}
+
+
+def test_a_result_that_is_not_finite_is_found(monkeypatch):
+    right = whiten.input_gradient
+    monkeypatch.setattr(whiten, "input_gradient", lambda *args: right(*args) * torch.nan)
+    assert any("not finite" in deviation.what for seed in of_layer("iw", 3) for deviation in fuzz.run(seed)[0])
+
+
+def test_a_seed_gives_the_same_case():
+    assert fuzz.draw(7) == fuzz.draw(7) != fuzz.draw(8)
+    assert "dtype" in str(fuzz.draw(7))
