@@ -28,7 +28,6 @@ def batch_layers(channels, solver="newton", **options):
         "bw-grouped": whitenorm.BatchWhitening(channels, channels // 3, solver, **options),
         "bw-sigma": whitenorm.BatchWhitening(channels, channels // 3, solver, population="covariance", **options),
         "bw-plain": whitenorm.BatchWhitening(channels, channels // 2, solver, affine=False, **options),
-        "bw-no-bias": whitenorm.BatchWhitening(channels, channels // 2, solver, bias=False, **options),
         "bw-untracked": whitenorm.BatchWhitening(channels, channels // 3, solver, track_running_stats=False, **options),
     }
 
@@ -52,7 +51,6 @@ def sample_layers(channels, solver="newton", **options):
         "iw-plain": whitenorm.InstanceWhitening(channels, solver=solver, affine=False, **options),
         "gw": whitenorm.GroupWhitening(channels // 2, channels, solver, **options),
         "gw-plain": whitenorm.GroupWhitening(channels // 3, channels, solver, affine=False, **options),
-        "gw-no-bias": whitenorm.GroupWhitening(channels // 3, channels, solver, bias=False, **options),
     }
 
 

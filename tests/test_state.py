@@ -74,6 +74,21 @@ def test_reprs():
     assert "statistics=('bw', 'iw')" in repr(whitenorm.SwitchableWhitening(8))
 
 
+@pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-sigma", "sw", "iw", "gw"])
+def test_gamma_without_beta(name):
+    """The layer with β, of which β is zero and stays so."""
+    layer, other = channel_layers(12, bias=False)[name], channel_layers(12)[name]
+    assert layer.bias is None
+    assert "bias=False" in repr(layer)
+    x, grad = make_input(name), torch.randn(4, 12, 5, 5)
+    torch.nn.init.uniform_(layer.weight)
+    other.load_state_dict({**layer.state_dict(), "bias": torch.zeros(12)})
+    for one in (layer, other):
+        one(x).backward(grad)
+    assert torch.allclose(layer(x), other(x), atol=1e-6)
+    assert torch.allclose(layer.weight.grad, other.weight.grad, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_moving_between_dtypes(name):
     layer, x = make(name), make_input(name)

@@ -125,7 +125,7 @@ def _over_batch(samples: _Gradients, group: Group) -> _Gradients:
     mean, cov = mean.sum(0, keepdim=True), cov.sum(0, keepdim=True)
     if group is not None:
         mean, cov, number = gradients_over_ranks(mean, cov, batch.number, group)
-        batch = batch._replace(number=number)
+        batch = Moments(batch.mean, batch.cov, number)
     return _Gradients(batch, mean, cov)
 
 

@@ -238,17 +238,17 @@ def _backward(
     else:
         small = scaled_backward(grad, x, whitening, mean, scale, layout, centre)
     if layout.dual:
-        grad_cov = centred(pullback(centred_rows(small.whitening)))
-        small = small._replace(mean=torch.zeros_like(mean))
+        # Its mean is in the matrix.
+        grad_mean, grad_cov = torch.zeros_like(mean), centred(pullback(centred_rows(small.whitening)))
     else:
-        grad_cov = pullback(small.whitening)
+        grad_mean, grad_cov = small.mean, pullback(small.whitening)
     grad_cov = grad_cov if method.scale == 1 else method.scale * grad_cov
     through, mixing = pool_backward(
         sample,
         batch,
         method.statistics,
         prepared.mixing(),
-        small.mean,
+        grad_mean,
         grad_cov,
         prepared.population() is not None,
         method.group,
