@@ -14,7 +14,7 @@ from whitenorm.solvers.base import Pullback, Solver, by_chunks, smallest, symmet
 
 # Products that are still needed at any time, in the iteration, and in it with its derivative beside it.
 _IN_USE = 6
-_IN_USE_WITH_DERIVATIVE = 14
+_IN_USE_WITH_DERIVATIVE = 16
 
 
 class Newton(Solver):
@@ -118,33 +118,32 @@ def _next(ring: Ring, y: Tensor, z: Tensor | None, t: Tensor) -> _Iterate:
 def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring) -> Tensor:
     r"""The derivative of the last Z by the start, in the direction ``along``, both symmetric.
 
-    With :math:`U = Z^2 \Sigma_N`, which stays a function of itself, and :math:`S = 3I - U`, a step is
+    With :math:`U = Z^2 \Sigma_N`, which stays a function of itself, and :math:`S = \tfrac12 (3I - U)`, a step is
 
-    .. math:: U' = \tfrac14 U S^2, \qquad Z' = \tfrac12 Z S, \qquad M = dU\, S, \qquad
-              dU' = \tfrac14 (M S - U (M + M^T)), \qquad dZ' = \tfrac12 (dZ\, S - Z\, dU)
+    .. math:: U' = U S^2, \qquad Z' = Z S, \qquad M = dU\, S, \qquad
+              dU' = M S - \tfrac12 U (M + M^T), \qquad dZ' = dZ\, S - \tfrac12 Z\, dU
 
-    from Z = I and dZ = 0. Products with S are products with U and a multiple added, so that S is never made.
+    from Z = I and dZ = 0.
     """
     u, du = start, along
     # Of the first step, whose Z is I and dZ is 0.
-    z, dz = _scaled_identity(u, 1.5, -0.5, ring), torch.mul(du, -0.5, out=ring(du))
+    s = z = _half_of_three_minus(u, ring)
+    dz = torch.mul(du, -0.5, out=ring(du))
     for step in range(1, steps):
-        m = torch.baddbmm(du, du, u, beta=3, alpha=-1, out=ring(u))
+        m = torch.bmm(du, s, out=ring(u))
         both = torch.add(m, m.mT, out=ring(u))
-        du = torch.baddbmm(m, m, u, beta=0.75, alpha=-0.25, out=ring(u))
-        du = torch.baddbmm(du, u, both, alpha=-0.25, out=ring(u))
-        us = torch.baddbmm(u, u, u, beta=3, alpha=-1, out=ring(u))
-        u = torch.baddbmm(us, us, u, beta=0.75, alpha=-0.25, out=ring(u))
-        dz = torch.baddbmm(dz, dz, u, beta=1.5, alpha=-0.5, out=ring(u))
-        dz = torch.baddbmm(dz, z, du, alpha=-0.5, out=ring(u))
+        du = torch.bmm(m, s, out=ring(u)).baddbmm_(u, both, alpha=-0.5)
+        u = torch.bmm(torch.bmm(u, s, out=ring(u)), s, out=ring(u))
+        s = _half_of_three_minus(u, ring)
+        dz = torch.bmm(dz, s, out=ring(u)).baddbmm_(z, du, alpha=-0.5)
         if step < steps - 1:
-            z = torch.baddbmm(z, z, u, beta=1.5, alpha=-0.5, out=ring(u))
+            z = torch.bmm(z, s, out=ring(u))
     return dz
 
 
-def _scaled_identity(matrix: Tensor, identity: float, factor: float, ring: Ring) -> Tensor:
-    """identity·I + factor·matrix."""
-    return _plus_identity(torch.mul(matrix, factor, out=ring(matrix)), identity)
+def _half_of_three_minus(matrix: Tensor, ring: Ring) -> Tensor:
+    """(3I - matrix) / 2."""
+    return _plus_identity(torch.mul(matrix, -0.5, out=ring(matrix)), 1.5)
 
 
 def _times(a: Tensor, z: Tensor | None, ring: Ring) -> Tensor:
