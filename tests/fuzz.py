@@ -22,7 +22,8 @@ import torch
 from cases import named_gradients, twin
 from fuzz_cases import HALVES, Case, draw, make_input, make_layer
 
-from whitenorm.core import apply, blocks
+from whitenorm.kernels.torch import apply, blocks
+from whitenorm.runtime import memory
 from whitenorm.solvers import PCA, ZCA
 
 # A random perturbation misses the worst direction, and K-term sums round K times.
@@ -199,13 +200,13 @@ def own_rounding(case, name):
 @contextlib.contextmanager
 def blocks_of(size):
     """Large inputs are taken in blocks: here small ones are too."""
-    kept = blocks.BLOCK_BYTES, blocks._WORTH_A_CALL, apply._WORTH_ASKING
+    kept = blocks.BLOCK_BYTES, memory._WORTH_A_CALL, apply._WORTH_ASKING
     if size < kept[0]:
-        blocks.BLOCK_BYTES, blocks._WORTH_A_CALL, apply._WORTH_ASKING = size, 1, 1
+        blocks.BLOCK_BYTES, memory._WORTH_A_CALL, apply._WORTH_ASKING = size, 1, 1
     try:
         yield
     finally:
-        blocks.BLOCK_BYTES, blocks._WORTH_A_CALL, apply._WORTH_ASKING = kept
+        blocks.BLOCK_BYTES, memory._WORTH_A_CALL, apply._WORTH_ASKING = kept
 
 
 def fuzz(first, cases=None, seconds=None):

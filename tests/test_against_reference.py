@@ -25,8 +25,9 @@ from cases import (
 )
 
 import whitenorm
-from whitenorm.core import apply, blocks
 from whitenorm.core.layout import channel_groups, sample_groups
+from whitenorm.kernels.torch import apply, blocks
+from whitenorm.runtime import memory
 from whitenorm.solvers import Newton
 
 
@@ -91,13 +92,13 @@ def test_solvers(name, solver, training):
 def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch):
     """Large inputs are taken in blocks; here the blocks are small: a part of a sample, one, or two and a rest."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 2**17 if block_bytes == 3000 else 1)
+    monkeypatch.setattr(memory, "_WORTH_A_CALL", 2**17 if block_bytes == 3000 else 1)
     # With means within a few deviations of zero, and an input worth asking, the mean is folded.
     monkeypatch.setattr(apply, "_WORTH_ASKING", 2**19 if block_bytes == 3000 else 1)
     layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
     x = layout(make_input(shape))
     with torch.no_grad():
-        cut = blocks.blocks(channel_groups(x, 4, pooled=True).split(x))
+        cut = blocks.blocks(channel_groups(x, 4, pooled=True).split(x).flatten(3))
     assert len(cut) > 1 or block_bytes > x.nbytes
     compare(layer, x, torch.float64)
 
@@ -108,7 +109,7 @@ def test_few_positions_are_one_run_of_rows(layout):
     x = layout(make_input(FEW_POSITIONS)).requires_grad_()
     samples, channels, *positions = FEW_POSITIONS
     split = channel_groups(x, 4, pooled=True).split(x)
-    assert split.shape == (1, 3, 4, samples * math.prod(positions))
+    assert split.shape == (1, 3, 4, 1, samples * math.prod(positions))
     y = whitenorm.BatchWhitening(channels, 4, dtype=torch.float64)(x)
     y.backward(torch.randn_like(y))
     assert y.stride() == x.grad.stride() == x.stride()
@@ -145,7 +146,7 @@ def test_tokens_of_several_dimensions():
 def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
     """Where there are more groups than channels in each, the dual is solved; the reference knows of none."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(memory, "_WORTH_A_CALL", 1)
     layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=torch.float64))
     compare(layer, torch.randn(7, 24, dtype=torch.float64) + 3, torch.float64, smooth=solver == "zca")
 

@@ -7,8 +7,9 @@ from torch.autograd.functional import hessian, jacobian
 from torch.autograd.graph import save_on_cpu
 
 import whitenorm
-from whitenorm.core import blocks
 from whitenorm.diagnostics import inspect
+from whitenorm.kernels.torch import blocks
+from whitenorm.runtime import memory
 from whitenorm.solvers import Newton, base, inverse_sqrt
 
 
@@ -71,7 +72,7 @@ def test_batched_gradients_of_gradients(name, training):
 def test_batched_gradients_of_large_inputs(name, training, monkeypatch):
     """Which are otherwise taken block by block, and many matrices in chunks."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(blocks, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(memory, "_WORTH_A_CALL", 1)
     monkeypatch.setattr(base, "_CHUNK_BYTES", 500)
     layer, x = make(name, training=training)
     for layout in (torch.clone, channels_last):

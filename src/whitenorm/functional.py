@@ -19,15 +19,16 @@ from whitenorm.core.check import (
     check_statistics,
     fit_group_size,
 )
-from whitenorm.core.gradients import FixedMap, fixed_map
+from whitenorm.core.fixed import FixedMap, fixed_map
 from whitenorm.core.layout import channel_groups, sample_groups
 from whitenorm.core.mask import cleared
-from whitenorm.core.mode import is_tracing
-from whitenorm.core.pooling import BATCH_STATISTICS, OVER_POSITIONS, Mixing, only_batch
-from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.core.ranks import Group
-from whitenorm.core.whiten import Method
+from whitenorm.core.whiten import Plan
 from whitenorm.core.whiten import whiten as whiten_groups
+from whitenorm.kernels.choice import DUAL, kernels_for
+from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
+from whitenorm.runtime.mode import is_tracing
+from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
 
 __all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
@@ -91,13 +92,9 @@ def batch_whitening(
         check_mask(input, mask)
     if training:
         check_batch(input, process_group)
-        layout = channel_groups(input, groups, pooled=True)
-        method = Method(layout, ("bw",), as_solver(solver), eps, group=process_group)
-        y, mean, cov, whitening, number = whiten_groups(input, method, weight, bias, mask=mask)
-        update_running(running_mean, mean, momentum, number)
-        update_running(running_matrix, whitening if population == "whitening" else cov, momentum, number)
-        count_batch(num_batches_tracked, number)
-        return y
+        plan = _plan(input, Method(("bw",), as_solver(solver), eps), groups, process_group, mask is not None)
+        running = Running(running_mean, running_matrix, population, momentum, num_batches_tracked)
+        return whiten_groups(input, plan, weight, bias, mask=mask, running=running)
     if running_mean is None or running_matrix is None:
         raise ValueError(
             "expected running_mean and running_matrix when training=False (got None); pass them, or training=True"
@@ -137,8 +134,7 @@ def instance_whitening(
     """
     groups = _check(input, eps, group_size, weight, bias)
     check_positions(input, "channel", math.prod(input.shape[2:]))
-    method = Method(channel_groups(input, groups, pooled=False), ("iw",), as_solver(solver), eps)
-    return whiten_groups(input, method, weight, bias).y
+    return whiten_groups(input, _plan(input, Method(("iw",), as_solver(solver), eps), groups), weight, bias)
 
 
 def group_whitening(
@@ -175,14 +171,15 @@ def group_whitening(
     check_divides("num_groups", num_groups, "channels", input.shape[1])
     check_positions(input, "group", math.prod(input.shape[1:]) // num_groups)
     solver = as_solver(solver)
-    reduced = solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
     if num_groups == input.shape[1]:
         # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
-        layout = channel_groups(input, num_groups, pooled=False)
-    else:
-        layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
-    method = Method(layout, ("iw",), reduced if layout.dual and reduced is not None else solver, eps)
-    return whiten_groups(input, method, weight, bias).y
+        return whiten_groups(input, _plan(input, Method(("iw",), solver, eps), num_groups), weight, bias)
+    kernels = kernels_for(input, solver, num_groups)
+    reduced = None if kernels.as_it_lies else solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
+    layout = sample_groups(input, num_groups, reduced is not None, kernels.as_it_lies)
+    if layout.dual and reduced is not None:
+        solver, kernels = reduced, DUAL
+    return whiten_groups(input, Plan(layout, Method(("iw",), solver, eps), kernels), weight, bias)
 
 
 def switchable_whitening(
@@ -246,27 +243,23 @@ def switchable_whitening(
         statistics = tuple([statistics[i] for i in existing])
         # A softmax over fewer entries is the old one, scaled.
         mean_logits, cov_logits = mean_logits[existing], cov_logits[existing]
-    layout = channel_groups(input, groups, only_batch(statistics))
     uses_batch = any(name in BATCH_STATISTICS for name in statistics)
-    if uses_batch and training:
+    learns = uses_batch and training
+    if learns:
         check_batch(input, process_group)
-    population = None
-    if uses_batch and not training:
+    plan = _plan(input, Method(statistics, as_solver(solver), eps), groups, process_group if learns else None)
+    population = running = None
+    if learns:
+        running = Running(running_mean, running_cov, "covariance", momentum, num_batches_tracked)
+    elif uses_batch:
         if running_mean is None or running_cov is None:
             raise ValueError(
                 "expected running_mean and running_cov when training=False (got None); pass them, or training=True"
             )
         # Copies: a later training step may change the buffers before this step's backward.
-        population = layout.parameter(running_mean.clone()).unsqueeze(0), running_cov.clone().unsqueeze(0)
-    group = process_group if uses_batch and training else None
-    method = Method(layout, statistics, as_solver(solver), eps, group=group)
+        population = running_mean.clone().view(running_cov.shape[:2]).unsqueeze(0), running_cov.clone().unsqueeze(0)
     mixing = Mixing(mean_logits, cov_logits)
-    y, mean, cov, _, number = whiten_groups(input, method, weight, bias, mixing, population)
-    if uses_batch and training:
-        update_running(running_mean, mean, momentum, number)
-        update_running(running_cov, cov, momentum, number)
-        count_batch(num_batches_tracked, number)
-    return y
+    return whiten_groups(input, plan, weight, bias, mixing, population, running=running)
 
 
 def whiten(
@@ -308,8 +301,7 @@ def whiten(
     if not isinstance(correction, int) or not 0 <= correction < input.shape[0]:
         raise ValueError(f"expected a whole correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
     scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
-    method = Method(channel_groups(input, groups, pooled=True), ("bw",), as_solver(solver), eps, scale)
-    return whiten_groups(input, method).y
+    return whiten_groups(input, _plan(input, Method(("bw",), as_solver(solver), eps, scale), groups))
 
 
 def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:
@@ -324,37 +316,28 @@ def check_population(population: str) -> None:
         raise ValueError(f"expected population to be {known} (got {population!r})")
 
 
-def update_running(running: Tensor | None, new: Tensor, momentum: float | Tensor, number: Tensor | None = None) -> None:
-    """running ← (1 - momentum)·running + momentum·new, in place, without a host sync; of no values, nothing."""
-    if running is None:
-        return
-    with torch.no_grad():
-        new = new.reshape(running.shape).to(running.dtype)
-        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
-        running.lerp_(new, weight if number is None else weight * (number > 0).to(running.dtype))
-
-
-def count_batch(num_batches_tracked: Tensor | None, number: Tensor | None) -> None:
-    """One more, unless it had no values."""
-    if num_batches_tracked is not None:
-        with torch.no_grad():
-            num_batches_tracked.add_(1 if number is None else number > 0)
-
-
 def _fixed_whitening(
     input: Tensor, mean: Tensor, whitening: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: int
 ) -> Tensor:
     """The affine map of given statistics, differentiated as just that."""
-    layout = channel_groups(input, group_size, pooled=True)
+    kernels = kernels_for(input, None, group_size)
+    layout = channel_groups(input, group_size, True, kernels.as_it_lies)
     wide = compute_dtype(input.dtype)
     with no_autocast(input):
         weight, bias = [None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias)]
         # Copies of the buffers: a later training step may change them before this step's backward.
         learns = torch.is_grad_enabled() and not is_tracing()
-        mean = layout.parameter(mean.to(wide, copy=learns)).unsqueeze(0)
+        mean = layout.parameter(mean.to(wide, copy=learns)).squeeze(-1).unsqueeze(0)
         whitening = whitening.to(wide, copy=learns).unsqueeze(0)
-        given = input, whitening, mean, weight, bias, layout
+        given = input, whitening, mean, weight, bias, layout, kernels
         return FixedMap.apply(*given) if learns else fixed_map(*given)
+
+
+def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, masked: bool = False) -> Plan:
+    """How groups of channels are whitened."""
+    kernels = kernels_for(input, method.solver, group_size, masked)
+    layout = channel_groups(input, group_size, not method.own, kernels.as_it_lies)
+    return Plan(layout, method, kernels, group)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

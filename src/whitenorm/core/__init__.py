@@ -1,1 +1,1 @@
-"""Moments, pooling and apply on the view ``x[N, G, K, L]``: tensors in, tensors out, no state."""
+"""The six steps in order, the layouts of tensors in memory, masks and ranks: tensors in, tensors out, no state."""

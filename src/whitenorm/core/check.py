@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm.core.pooling import STATISTICS
+from whitenorm.kernels.types import STATISTICS
 
 
 def divisors(number: int) -> list[int]:

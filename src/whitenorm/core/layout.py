@@ -1,6 +1,7 @@
-"""The view ``x[N, G, K, L]`` of every input layout: the only place that knows how tensors lie in memory.
+"""The view ``x[N, G, K, J, P]`` of every input layout: the only place that knows how tensors lie in memory.
 
-N samples, G groups, K features whitened together, L positions. No view copies unless the strides leave no choice.
+N samples, G groups, K features whitened together, each of J channels of P positions. No view copies unless the strides
+leave no choice, or another order is faster.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from whitenorm.core.mode import is_transformed
+from whitenorm.runtime.mode import is_transformed
 
 
 class Layout(NamedTuple):
-    """How an input ``(N, C, ...)`` is seen as ``x[N, G, K, L]``, and back.
+    """How an input ``(N, C, ...)`` is seen as ``x[N, G, K, J, P]``, and back.
 
     ``groups`` is G and ``features`` is K. ``across`` tells what the K features are: the channels of a group, or, in
-    Group Whitening, the groups of a sample. ``rows`` says that neighbouring channels are neighbours in memory, or are
-    copied to be so; if all samples are ``pooled`` in one statistic, they are then one long run of rows,
-    ``(1, G, K, N·L)``. The ``dual`` of vectors across groups has K and L exchanged; see :mod:`whitenorm.core.dual`.
+    Group Whitening, the groups of a sample, of J channels each. ``rows`` says that neighbouring channels are neighbours
+    in memory, or are copied to be so; if all samples are ``pooled`` in one statistic, they are then one long run of
+    rows, ``(1, G, K, 1, N·P)``. Across groups, rows are copied to lie one channel after the other. The ``dual`` of
+    vectors across groups has K and J exchanged; see :mod:`whitenorm.kernels.torch.dual`.
     """
 
     groups: int
@@ -31,75 +32,61 @@ class Layout(NamedTuple):
     dual: bool = False
 
     def split(self, x: Tensor) -> Tensor:
-        """``(N, C, ...)`` as ``(N, G, K, L)``."""
-        n, channels, *positions = x.shape
-        length = math.prod(positions)
-        if self.dual:
-            return x.reshape(n, 1, self.features, channels // self.features).mT
-        if self.across or not self.rows:
-            return x.reshape(n, self.groups, self.features, channels * length // (self.groups * self.features))
-        rows = (1, n * length) if self.pooled else (n, length)
-        return x.movedim(1, x.ndim - 1).reshape(*rows, self.groups, self.features).permute(0, 2, 3, 1)
+        """``(N, C, ...)`` as ``(N, G, K, J, P)``."""
+        n, channels, *sizes = x.shape
+        positions = math.prod(sizes)
+        if self.across:
+            x = x.contiguous() if self.rows else x
+            split = x.reshape(n, 1, self.features, channels // self.features, positions)
+            return split.transpose(2, 3) if self.dual else split
+        if not self.rows:
+            return x.reshape(n, self.groups, self.features, 1, positions)
+        run = (1, n * positions) if self.pooled else (n, positions)
+        rows = x.movedim(1, x.ndim - 1).reshape(*run, self.groups, self.features)
+        return rows.permute(0, 2, 3, 1).unsqueeze(3)
 
     def join(self, y: Tensor, like: Tensor) -> Tensor:
         """Undo :meth:`split`: the shape of ``like``, which this layout was made for, and its memory format."""
-        if not self.rows:
-            return (y.mT if self.dual else y).reshape(like.shape)
-        n, channels, *positions = like.shape
-        last = len(positions) + 1
-        rows = y.reshape(n, channels, *positions).movedim(1, last) if self.across else y.permute(0, 3, 1, 2)
-        joined = rows.reshape(n, *positions, channels)
-        return joined.contiguous().movedim(last, 1) if channels_last(like) else joined.movedim(last, 1).contiguous()
-
-    def empty(self, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A new tensor for an output of the shape and memory format of ``like``, and where to write it.
-
-        The second is the split view of the first, or, where there is no such view, a tensor that :meth:`fill` copies.
-        """
-        if not self.rows:
-            whole = like.new_empty(like.shape, dtype=dtype)
-            return whole, self.split(whole)
-        if not (self.across or channels_last(like)):
-            n, channels, *positions = like.shape
-            rows = like.new_empty(n, *positions, channels, dtype=dtype).movedim(-1, 1)
-            return like.new_empty(like.shape, dtype=dtype), self.split(rows)
-        channels, *positions = like.shape[1:]
-        inner = [channels * math.prod(positions[i + 1 :]) for i in range(len(positions))]
-        strides = (channels * math.prod(positions), 1, *inner)
-        whole = torch.empty_strided(like.shape, strides, dtype=dtype, device=like.device)
-        return whole, self.split(like.new_empty(like.shape, dtype=dtype) if self.across else whole)
-
-    def fill(self, whole: Tensor, written: Tensor) -> Tensor:
-        """What :meth:`empty` made, now that its second part is written."""
-        if self.rows and (self.across or not channels_last(whole)):
-            whole.copy_(written.reshape(whole.shape) if self.across else self.join(written, whole))
-        return whole
+        n, channels, *sizes = like.shape
+        last = len(sizes) + 1
+        if self.rows and not self.across:
+            joined = y.squeeze(3).permute(0, 3, 1, 2).reshape(n, *sizes, channels).movedim(last, 1)
+        else:
+            joined = (y.transpose(2, 3) if self.dual else y).reshape(like.shape)
+        if channels_last(like):
+            return joined.movedim(1, last).contiguous().movedim(last, 1)
+        return joined.contiguous()
 
     def parameter(self, vector: Tensor) -> Tensor:
-        """A per-channel vector ``(C,)`` as ``(G, K)``, or, across groups, as ``(K, C / K, 1)``."""
-        if self.across:
-            matrix = vector.reshape(self.features, -1)
-            return (matrix.mT if self.dual else matrix).unsqueeze(-1)
-        return vector.reshape(self.groups, self.features)
+        """A per-channel vector ``(C,)`` as ``(G, K, J)``."""
+        matrix = vector.reshape(self.groups, self.features, -1)
+        return matrix.mT if self.dual else matrix
 
-    def channel_sums(self, values: Tensor) -> Tensor:
-        """Sums ``(C,)`` over the samples of what is given a sample and channel, as ``(N, 1, K, C / K)``."""
-        return (values.mT if self.dual else values).sum((0, 1)).reshape(-1)
+    def vector(self, parameter: Tensor) -> Tensor:
+        """Undo :meth:`parameter`."""
+        return (parameter.mT if self.dual else parameter).reshape(-1)
+
+    def values(self, x: Tensor) -> int:
+        """How many values the statistics of ``x[N, G, K, J, P]`` are over: of the batch, if pooled, or of a sample."""
+        n, _, features, channels, positions = x.shape
+        if self.dual:
+            return features
+        return (n if self.pooled else 1) * channels * positions
 
 
-def channel_groups(x: Tensor, group_size: int, pooled: bool) -> Layout:
+def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = False) -> Layout:
     """Groups of neighbouring channels, whitened over positions, and with ``pooled`` over samples.
 
     Example::
 
         >>> x = torch.zeros(2, 6, 5, 5)
         >>> channel_groups(x, 3, pooled=True).split(x).shape
-        torch.Size([2, 2, 3, 25])
+        torch.Size([2, 2, 3, 1, 25])
         >>> x = torch.zeros(8, 6)
         >>> channel_groups(x, 3, pooled=True).split(x).shape
-        torch.Size([1, 2, 3, 8])
+        torch.Size([1, 2, 3, 1, 8])
     """
-    rows = channels_last(x) or (pooled and _few_positions(x, group_size))
+    rows = not as_it_lies and (channels_last(x) or (pooled and _few_positions(x, group_size)))
     return Layout(x.shape[1] // group_size, group_size, rows, pooled)
 
 
@@ -112,7 +99,7 @@ def _few_positions(x: Tensor, features: int) -> bool:
     return not is_transformed() and 2 * math.prod(x.shape[2:]) <= features
 
 
-def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool) -> Layout:
+def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, as_it_lies: bool = False) -> Layout:
     """Each group's channels and positions in a row, and the rows of a sample whitened against each other.
 
     Vectors with more groups than channels in each have a smaller dual.
@@ -121,14 +108,14 @@ def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool) -> Layout:
 
         >>> x = torch.zeros(2, 6, 5, 5)
         >>> sample_groups(x, 3, may_be_dual=True).split(x).shape
-        torch.Size([2, 1, 3, 50])
+        torch.Size([2, 1, 3, 2, 25])
         >>> x = torch.zeros(8, 6)
         >>> sample_groups(x, 3, may_be_dual=True).split(x).shape
-        torch.Size([8, 1, 2, 3])
+        torch.Size([8, 1, 2, 3, 1])
     """
     vectors = math.prod(x.shape[2:]) == 1
     # In (N, C) the channels are one run of memory either way.
-    rows = channels_last(x) and not vectors
+    rows = channels_last(x) and not vectors and not as_it_lies
     dual = may_be_dual and vectors and num_groups * num_groups > x.shape[1]
     return Layout(1, num_groups, rows, across=True, dual=dual)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from whitenorm.core.moments import Moments
+from whitenorm.kernels.types import Measured, Moments
 
 
 def filled(x: Tensor, mask: Tensor) -> Tensor:
@@ -31,7 +31,9 @@ def cleared(x: Tensor, mask: Tensor) -> Tensor:
     return x.where(mask.unsqueeze(1), 0)
 
 
-def counted(moments: Moments, mask: Tensor) -> Moments:
-    """The moments of the values that count, from those of a filled input."""
-    number = mask.sum().to(moments.mean.dtype)
-    return Moments(moments.mean, moments.cov * (mask.numel() / number.clamp_min(1)), number)
+def counted(measured: Measured, mask: Tensor) -> Measured:
+    """The batch's moments of the values that count, from those of a filled input."""
+    assert measured.batch is not None
+    mean, cov, _ = measured.batch
+    number = mask.sum().to(mean.dtype)
+    return Measured(None, Moments(mean, cov * (mask.numel() / number.clamp_min(1)), number))

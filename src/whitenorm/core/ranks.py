@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from whitenorm.core.moments import Moments
+from whitenorm.kernels.types import Linear, Moments
 
 Group = dist.ProcessGroup | None
 
@@ -26,19 +26,36 @@ def over_ranks(local: Moments, group: Group) -> Moments:
     mean, cov, number = local.mean.double(), local.cov.double(), local.number
     if isinstance(number, int) and number == 0:
         mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
-    sums = _all_reduced((_count(number, mean), number * mean, number * (cov + _outer(mean))), group)
-    total = sums[0].clamp(min=1)
-    mean, second = sums[1] / total, sums[2] / total
+    second = _upper(number * (cov + _outer(mean)))
+    count, total_mean, total_second = _all_reduced((_count(number, mean), number * mean, second), group)
+    total = count.clamp(min=1)
+    mean = total_mean / total
+    cov = _from_upper(total_second / total, cov.shape[-1]) - _outer(mean)
     dtype = local.mean.dtype
-    return Moments(mean.to(dtype), (second - _outer(mean)).to(dtype), sums[0].squeeze().to(dtype))
+    return Moments(mean.to(dtype), cov.to(dtype), count.squeeze().to(dtype))
 
 
-def gradients_over_ranks(
-    grad_mean: Tensor, grad_cov: Tensor, number: int | Tensor, group: Group
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of statistics that all ranks share, added up, and the number, 1 at least, that they are over."""
-    grad_mean, grad_cov, count = _all_reduced((grad_mean, grad_cov, _count(number, grad_mean)), group)
-    return grad_mean, grad_cov, count.squeeze().clamp(min=1)
+def gradient_over_ranks(local: Linear | None, group: Group) -> Linear | None:
+    """What the statistics that all ranks share add to dx, added up over the ranks, and over 1 value at least."""
+    if local is None or group is None:
+        return local
+    matrix, offset, mean, number = local
+    upper, offset, count = _all_reduced((_upper(matrix), offset, _count(number, offset)), group)
+    return Linear(_from_upper(upper, matrix.shape[-1]), offset, mean, count.squeeze().clamp(min=1))
+
+
+def _upper(matrix: Tensor) -> Tensor:
+    """The upper triangle of symmetric matrices, which is all there is to send, as ``(..., K(K + 1)/2)``."""
+    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
+    return matrix[..., row, column]
+
+
+def _from_upper(triangle: Tensor, size: int) -> Tensor:
+    row, column = torch.triu_indices(size, size, device=triangle.device)
+    matrix = triangle.new_empty(*triangle.shape[:-1], size, size)
+    matrix[..., row, column] = triangle
+    matrix[..., column, row] = triangle
+    return matrix
 
 
 def _count(number: int | Tensor, like: Tensor) -> Tensor:

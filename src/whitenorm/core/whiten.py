@@ -1,4 +1,7 @@
-"""The four steps in one autograd function: moments, pool, solve, apply, and one fused backward for all methods."""
+"""The six steps in order, as one autograd function for all methods.
+
+Forward: moments of x, solve for the matrix, apply it. Backward: gradients of the map, through the solve, to x.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +10,40 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.apply import Map, Scale, must_centre, whitened
-from whitenorm.core.dual import centred, centred_rows
-from whitenorm.core.gradients import fold_backward, input_gradient, scaled_backward
 from whitenorm.core.layout import Layout
 from whitenorm.core.mask import cleared, counted, filled
-from whitenorm.core.mode import is_tracing
-from whitenorm.core.moments import Moments, moments
-from whitenorm.core.pooling import Mixing, Pooled, only_batch, pool, pool_backward
-from whitenorm.core.precision import compute_dtype, no_autocast
-from whitenorm.core.ranks import Group
-from whitenorm.core.vjp import present_vjp
-from whitenorm.solvers.base import Solver
+from whitenorm.core.ranks import Group, gradient_over_ranks, over_ranks
+from whitenorm.kernels.choice import TORCH, Kernels, under_transforms
+from whitenorm.kernels.running import update
+from whitenorm.kernels.torch.solve import pooled
+from whitenorm.kernels.types import Kept, Measured, Method, Mixing, Moments, Running
+from whitenorm.runtime.mode import is_tracing, is_transformed
+from whitenorm.runtime.precision import compute_dtype, no_autocast
+from whitenorm.runtime.vjp import present_vjp
 
 
-class Method(NamedTuple):
-    """A method: a choice at each step.
+class Plan(NamedTuple):
+    """How an input is whitened: what is whitened together, by which method, with which kernels.
 
-    ``layout`` says what is whitened together, ``statistics`` are pooled, the covariance becomes
-    ``scale``·Σ + ``eps``·I, and ``solver`` turns it into a matrix. The batch is that of all ranks of ``group``.
+    The batch is that of all ranks of ``group``.
     """
 
     layout: Layout
-    statistics: tuple[str, ...]
-    solver: Solver
-    eps: float
-    scale: float = 1.0
+    method: Method
+    kernels: Kernels = TORCH
     group: Group = None
-
-    def pooled(self) -> bool:
-        """Whether moments are needed over the batch only."""
-        return only_batch(self.statistics)
-
-
-class Whitened(NamedTuple):
-    """The output, and what running statistics are made of: batch mean, covariance and whitening matrix.
-
-    ``number`` is how many values they are over, which over ranks can be none; None where the shape of x tells.
-    """
-
-    y: Tensor
-    mean: Tensor
-    cov: Tensor
-    whitening: Tensor
-    number: Tensor | None
 
 
 def whiten(
     x: Tensor,
-    method: Method,
+    plan: Plan,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     mixing: Mixing | None = None,
     population: tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
-) -> Whitened:
+    running: Running | None = None,
+) -> Tensor:
     r"""Whiten ``(N, C, ...)``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
 
     Statistics and matrices are computed in float32 at least; y has the dtype of x. Kept for backward: x, and per
@@ -69,20 +51,21 @@ def whiten(
 
     Args:
         x: of any strides.
-        method: the method.
+        plan: how.
         weight, bias: γ and β, ``(C,)``.
         mixing: of several statistics.
         population: mean ``(1, G, K)`` and covariance ``(1, G, K, K)`` in place of the batch's; constants.
         mask: which positions count in statistics of the batch, ``(N, ...)``; the others give 0.
+        running: statistics to take this batch's into.
     """
-    given = (x, weight, bias, *(mixing or (None, None)), *(population or (None, None)), mask)
+    # Compilers and transforms do not follow a write within an autograd function: there it comes after.
+    within = None if is_transformed() else running
     run = _Whiten.forward if is_tracing() else _Whiten.apply
-    y, whitening, _, mean, *rest = run(*given, method)  # type: ignore[call-arg]
-    number = rest[-1] if method.group is not None else None if mask is None else mask.sum()
-    if mixing is None:
-        return Whitened(y, mean, rest[0], whitening, number)
-    mean, cov = population or rest[2:4]
-    return Whitened(y, mean, cov, whitening, number)
+    given = _Given._make((x, weight, bias, *(mixing or (None, None)), *(population or (None, None)), mask))
+    y, *outputs = run(*given, plan, within)
+    if running is not None and within is None:
+        update(running, *_recorded(given, plan, outputs))
+    return y
 
 
 class _Given(NamedTuple):
@@ -98,24 +81,17 @@ class _Given(NamedTuple):
     mask: Tensor | None
 
     def prepared(self, layout: Layout) -> _Given:
-        """The same in the dtype of computation, with x as ``[N, G, K, L]``, and γ and β as they go with it."""
+        """The same in the dtype of computation, with x as ``[N, G, K, J, P]`` in its own, γ and β as ``(G, K, J)``."""
         dtype = compute_dtype(self.x.dtype)
-        _, *given, mask = self
+        x, *given, mask = self
         weight, bias, *rest = [None if tensor is None else tensor.to(dtype) for tensor in given]
         weight, bias = [None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias)]
-        x = self.x.to(dtype)
-        x = x if mask is None else filled(x, mask)
+        x = x if mask is None else filled(x.to(dtype), mask)
         return _Given(layout.split(x), weight, bias, *rest, mask)  # type: ignore[call-arg]
 
     def cleared(self, y: Tensor) -> Tensor:
         """What belongs to x, with 0 at positions that do not count."""
         return y if self.mask is None else cleared(y, self.mask)
-
-    def scale(self, layout: Layout) -> Scale | None:
-        """γ and β of prepared tensors, where they do not fold into the matrix."""
-        if not layout.across or (self.weight is None and self.bias is None):
-            return None
-        return Scale(self.weight, self.bias)
 
     def mixing(self) -> Mixing | None:
         if self.mean_logits is None or self.cov_logits is None:
@@ -128,44 +104,34 @@ class _Given(NamedTuple):
         return Moments(self.population_mean, self.population_cov, number=0)
 
 
-def _statistics(prepared: _Given, method: Method) -> tuple[Pooled, Tensor]:
-    """Moments and pool: the pooled statistics, and the covariance that is solved for."""
-    sample = moments(prepared.x, method.pooled(), method.layout.dual)
-    sample = sample if prepared.mask is None else counted(sample, prepared.mask)
-    pooled = pool(sample, method.statistics, prepared.mixing(), prepared.population(), method.group)
-    return pooled, _regularised(pooled.cov, method)
+def _measured(prepared: _Given, plan: Plan, kernels: Kernels) -> Measured:
+    """The moments that are needed, those of the batch over all ranks, or the population's in their place."""
+    method, population = plan.method, prepared.population()
+    measured = Measured(None, population)
+    if method.own or population is None:
+        measured = kernels.moments(prepared.x, method.own, method.batch and population is None)
+    if prepared.mask is not None:
+        measured = counted(measured, prepared.mask)
+    if population is not None:
+        return Measured(measured.own, population)
+    return measured if measured.batch is None else Measured(measured.own, over_ranks(measured.batch, plan.group))
 
 
-def _regularised(cov: Tensor, method: Method) -> Tensor:
-    cov = cov if method.scale == 1 else method.scale * cov
-    return torch.add(cov, torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), alpha=method.eps)
-
-
-def _applied(whitening: Tensor, layout: Layout) -> Tensor:
-    """The matrix that multiplies x."""
-    return centred_rows(whitening) if layout.dual else whitening
-
-
-def _output(x: Tensor, prepared: _Given, layout: Layout, whitening: Tensor, mean: Tensor) -> Tensor:
-    """Apply: y in the shape, memory format and dtype of x."""
-    folds = (None, None) if layout.across else (prepared.weight, prepared.bias)
-    matrix = _applied(whitening, layout)
-    y = whitened(prepared.x, matrix, mean, *folds, prepared.scale(layout), layout, x)
-    return prepared.cleared(y.to(x.dtype))
-
-
-def _differentiable(given: _Given, method: Method) -> Tensor:
+def _differentiable(given: _Given, plan: Plan) -> Tensor:
     """The same y, as a graph of differentiable operations: what a second derivative is taken of."""
-    prepared = given.prepared(method.layout)
-    pooled, cov = _statistics(prepared, method)
-    return _output(given.x, prepared, method.layout, method.solver.differentiable(cov), pooled.mean)
+    kernels = under_transforms(plan.kernels)
+    prepared = given.prepared(plan.layout)
+    measured = _measured(prepared, plan, kernels)
+    mean, cov = pooled(measured, plan.method, prepared.mixing())
+    y = kernels.apply(prepared.x, plan.method.solver.differentiable(cov), mean, prepared.weight, prepared.bias)
+    return given.cleared(plan.layout.join(y, given.x).to(given.x.dtype))
 
 
 class _Whiten(torch.autograd.Function):
     """Forward returns y and then, for its users and for backward, tensors that autograd does not follow.
 
-    They are: the whitening matrix, the covariance it was solved from, the pooled mean; then the pooled covariance of
-    a single statistic, or the moments that several were mixed from; then what the solver found; then, over ranks, the
+    They are: the whitening matrix, the covariance it was solved from, the pooled mean; then the covariance of a single
+    statistic without ε, or the moments that several were mixed from; then what the solver found; then, over ranks, the
     number of values.
     """
 
@@ -174,130 +140,133 @@ class _Whiten(torch.autograd.Function):
     # Spelled out: Dynamo takes the first of *inputs for a context where nothing needs a gradient.
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask, method
+        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask, plan, running
     ):
-        tensors = (x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask)
+        given = _Given(x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask)
+        kernels, layout = plan.kernels, plan.layout
         with no_autocast(x):
-            prepared = _Given(*tensors).prepared(method.layout)
-            pooled, cov = _statistics(prepared, method)
-            whitening, found = method.solver.solve(cov)
-            y = _output(x, prepared, method.layout, whitening, pooled.mean)
-        found = found if method.group is None else (*found, pooled.batch.number)
-        if prepared.mixing() is None:
-            return y, whitening, cov, pooled.mean, pooled.cov, *found
-        sample, batch = pooled.sample, pooled.batch
-        mixed = (sample.mean, sample.cov) if prepared.population() else (sample.mean, sample.cov, batch.mean, batch.cov)
-        return y, whitening, cov, pooled.mean, *mixed, *found
+            prepared = given.prepared(layout)
+            mixing = prepared.mixing()
+            measured = _measured(prepared, plan, kernels)
+            solved = kernels.solve(measured, plan.method, mixing, running)
+            y = kernels.apply(prepared.x, solved.whitening, solved.mean, prepared.weight, prepared.bias)
+            y = given.cleared(layout.join(y, x).to(x.dtype))
+        small = _mixed(measured, given) if mixing is not None else [_single(measured).cov]
+        number = () if plan.group is None else (_single(measured).number,)
+        return y, solved.whitening, solved.cov, solved.mean, *small, *solved.found, *number
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        *tensors, ctx.method = inputs
-        _, whitening, cov, mean, *rest = output if ctx.method.group is None else output[:-1]
+        *tensors, ctx.plan, _ = inputs
+        _, whitening, cov, mean, *rest = output if ctx.plan.group is None else output[:-1]
         given = _Given(*tensors)
-        mixed = 0 if given.mixing() is None else 2 if given.population() else 4
-        kept = ctx.method.solver.keep(cov, whitening, tuple(rest[max(mixed, 1) :]))
-        if mixed:
+        mixed = _number_of_mixed(given, ctx.plan.method)
+        found = rest[1:] if mixed is None else rest[mixed:]
+        kept = ctx.plan.method.solver.keep(cov, whitening, tuple(found))
+        if mixed is not None:
             # It can be mixed again from the moments, which are kept.
             kept = tuple([None if tensor is cov else tensor for tensor in kept])
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, mean, *rest[:mixed], *kept)
+        ctx.save_for_backward(*tensors, mean, *rest[: mixed or 0], *kept)
 
     @staticmethod
     def backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
         if grad is None:
-            return (None,) * 9
+            return (None,) * 10
         # Read once: activation checkpointing gives each saved tensor out only once.
         saved = ctx.saved_tensors
         tensors, kept = saved[:8], saved[8:]
         given = _Given(*tensors)
         with no_autocast(given.x):
             if torch.is_grad_enabled():
-                grads = _backward_differentiably(given, ctx.method, grad)
+                grads = _backward_differentiably(given, ctx.plan, grad)
             else:
-                grads = _backward(given, ctx.method, kept, grad, ctx.needs_input_grad[0])
-        return *grads, None, None, None, None
+                grads = _backward(given, ctx.plan, kept, grad, ctx.needs_input_grad[0])
+        return *grads, None, None, None, None, None
 
 
-def _backward(
-    given: _Given, method: Method, kept: tuple[Tensor, ...], grad: Tensor, needs_x: bool
-) -> list[Tensor | None]:
+def _single(measured: Measured) -> Moments:
+    """The moments of the batch, or those of the samples where there are only these."""
+    moments = measured.own if measured.batch is None else measured.batch
+    assert moments is not None
+    return moments
+
+
+def _mixed(measured: Measured, given: _Given) -> list[Tensor]:
+    """The moments that statistics were mixed from; the population's are given."""
+    present = [measured.own, measured.batch if given.population() is None else None]
+    return [tensor for moments in present if moments is not None for tensor in moments[:2]]
+
+
+def _number_of_mixed(given: _Given, method: Method) -> int | None:
+    """How many tensors these are; None where nothing is mixed."""
+    if given.mixing() is None:
+        return None
+    return 2 * (method.own + (method.batch and given.population() is None))
+
+
+def _recorded(given: _Given, plan: Plan, outputs: list[Tensor]) -> tuple[Moments, Tensor]:
+    """What running statistics are made of: the moments of the batch, and the whitening matrix."""
+    whitening, _, mean, *rest = outputs
+    number: int | Tensor = rest[-1] if plan.group is not None else 0 if given.mask is None else given.mask.sum()
+    mixed = _number_of_mixed(given, plan.method)
+    mean, cov = (mean, rest[0]) if mixed is None else rest[mixed - 2 : mixed]
+    return Moments(mean, cov, number), whitening
+
+
+def _backward(given: _Given, plan: Plan, kept: tuple[Tensor, ...], grad: Tensor, needs_x: bool) -> list[Tensor | None]:
     """Gradients of x, weight, bias and the mixing logits."""
-    layout = method.layout
+    kernels, layout, method = under_transforms(plan.kernels), plan.layout, plan.method
     prepared = given.prepared(layout)
-    x, scale = prepared.x, prepared.scale(layout)
-    weight, bias = (None, None) if layout.across else (prepared.weight, prepared.bias)
-    grad = layout.split(given.cleared(grad.to(x.dtype)))
-    mean, sample, batch, solver = _unpack(prepared, method, kept)
-    whitening, pullback = method.solver.vjp(*solver)
-    whitening = _applied(whitening, layout)
-    matrix = whitening if weight is None else weight.unsqueeze(-1) * whitening
-    centre = must_centre(x, whitening, mean, layout)
-    if scale is None:
-        small = fold_backward(grad, x, whitening, mean, weight, bias, matrix, layout, centre)
-    else:
-        small = scaled_backward(grad, x, whitening, mean, scale, layout, centre)
-    if layout.dual:
-        # Its mean is in the matrix.
-        grad_mean, grad_cov = torch.zeros_like(mean), centred(pullback(centred_rows(small.whitening)))
-    else:
-        grad_mean, grad_cov = small.mean, pullback(small.whitening)
-    grad_cov = grad_cov if method.scale == 1 else method.scale * grad_cov
-    through, mixing = pool_backward(
-        sample,
-        batch,
-        method.statistics,
-        prepared.mixing(),
-        grad_mean,
-        grad_cov,
-        prepared.population() is not None,
-        method.group,
+    x, weight, bias = prepared[:3]
+    grad = layout.split(given.cleared(grad))
+    measured, solved = _unpacked(prepared, plan, kept)
+    grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight, bias)
+    back = kernels.solve_backward(
+        grads, solved, measured, method, weight, bias, prepared.mixing(), prepared.population() is not None
     )
     grad_x = None
     if needs_x:
-        # Around the samples' own means, where x is smallest, however far those of the batch are.
-        centre = centre if sample.mean is mean else must_centre(x, whitening, sample.mean, layout)
-        linear = Map(through.matrix, sample.mean, through.offset)
-        linear = linear if centre else linear.folded()
-        grad_x = input_gradient(grad, x, matrix, scale, linear, layout, given.x)
-        grad_x = given.cleared(grad_x.to(given.x.dtype))
-    return [grad_x, small.weight, small.bias, *(mixing or (None, None))]
+        batch = gradient_over_ranks(back.batch, plan.group)
+        grad_x = kernels.input_gradient(grad, x, solved.whitening, weight, back.own, batch)
+        grad_x = given.cleared(layout.join(grad_x, given.x).to(given.x.dtype))
+    small = [None if tensor is None else layout.vector(tensor) for tensor in (back.weight, back.bias)]
+    return [grad_x, *small, *(back.mixing or (None, None))]
 
 
-def _unpack(
-    prepared: _Given, method: Method, kept: tuple[Tensor, ...]
-) -> tuple[Tensor, Moments, Moments, tuple[Tensor, ...]]:
-    """The pooled mean, the moments of samples and batch, and the solver's tensors."""
+def _unpacked(prepared: _Given, plan: Plan, kept: tuple[Tensor, ...]) -> tuple[Measured, Kept]:
+    """The moments, and what is left of the solution."""
     mean, *rest = kept
-    n, _, features, positions = prepared.x.shape
-    number: int | Tensor = n * positions if method.pooled() else features if method.layout.dual else positions
-    if prepared.mask is not None:
-        number = prepared.mask.sum().to(mean.dtype)
-    if prepared.mixing() is None:
+    method, values = plan.method, plan.layout.values(prepared.x)
+    number: int | Tensor = values if prepared.mask is None else prepared.mask.sum().to(mean.dtype)
+    mixed = _number_of_mixed(prepared, method)
+    if mixed is None:
         # The covariance itself plays no part in the gradient of a single statistic.
-        single = Moments(mean, mean, number)
-        return mean, single, single, tuple(rest)
-    sample = Moments(rest[0], rest[1], number)
-    population = prepared.population()
-    if population is not None:
-        batch, solver = population, rest[2:]
-    else:
-        batch, solver = Moments(rest[2], rest[3], n * positions), rest[4:]
+        single = Moments(mean, mean.new_empty(0), number)
+        measured = Measured(single, None) if method.own else Measured(None, single)
+        return measured, Kept(method.solver.restore(*rest), mean, tuple(rest))
+    tensors, solver = rest[:mixed], rest[mixed:]
+    own = Moments(tensors[0], tensors[1], values) if method.own else None
+    batch = prepared.population()
+    if batch is None and method.batch:
+        batch = Moments(tensors[-2], tensors[-1], values * (prepared.x.shape[0] if method.own else 1))
+    measured = Measured(own, batch)
     if any(tensor is None for tensor in solver):
-        cov = _regularised(pool(sample, method.statistics, prepared.mixing(), batch).cov, method)
+        cov = pooled(measured, method, prepared.mixing())[1]
         solver = [cov if tensor is None else tensor for tensor in solver]
-    return mean, sample, batch, tuple(solver)
+    return measured, Kept(method.solver.restore(*solver), mean, tuple(solver))
 
 
-def _backward_differentiably(given: _Given, method: Method, grad: Tensor) -> list[Tensor | None]:
+def _backward_differentiably(given: _Given, plan: Plan, grad: Tensor) -> list[Tensor | None]:
     """The same gradients as a graph, for a derivative of the derivative."""
-    if method.group is not None:
+    if plan.group is not None:
         raise RuntimeError(
             "expected no second derivative of statistics that are synchronised over ranks (got create_graph=True, or a "
             "gradient of a gradient); set the layers' process_group to None for it"
         )
 
     def forward(*tensors: Any) -> Tensor:
-        return _differentiable(_Given._make((*tensors, *given[5:])), method)
+        return _differentiable(_Given._make((*tensors, *given[5:])), plan)
 
     return present_vjp(forward, given[:5])(grad)

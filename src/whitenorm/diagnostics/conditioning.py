@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.check import check_number
-from whitenorm.core.layout import channel_groups
-from whitenorm.core.moments import moments
+from whitenorm.core.statistics import channel_moments
 
 
 def features_of(x: Tensor, least: int = 2) -> Tensor:
@@ -41,9 +40,8 @@ def covariance(x: Tensor) -> Tensor:
 
 def covariance_of(rows: Tensor) -> Tensor:
     """The same of rows as :func:`features_of` gives them, unchecked."""
-    layout = channel_groups(rows, rows.shape[1], pooled=True)
     with torch.no_grad():
-        cov = moments(layout.split(rows), pooled=True).cov.reshape(rows.shape[1], rows.shape[1])
+        cov = channel_moments(rows, rows.shape[1]).cov.reshape(rows.shape[1], rows.shape[1])
         # What a constant varies by is rounding.
         constant = cov.diagonal() <= (4 * sys.float_info.epsilon * rows.mean(0)).square()
         return cov.masked_fill(constant | constant[:, None], 0)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.core.check import check_positive
-from whitenorm.core.layout import channel_groups
-from whitenorm.core.moments import moments
+from whitenorm.core.statistics import channel_moments
 from whitenorm.diagnostics.conditioning import features_of
 from whitenorm.layers import BatchWhitening
 from whitenorm.solvers import Solver
@@ -102,7 +101,7 @@ def _normalized(
         mean, cov = _weighted_moments(data, drawn)
     else:
         batches = data[drawn.to(data.device)].mT  # repeats, d, B: each batch is a sample of its own
-        mean, cov, _ = moments(channel_groups(batches, size, pooled=False).split(batches), pooled=False)
+        mean, cov, _ = channel_moments(batches, size, pooled=False)
     identity = torch.eye(size, dtype=cov.dtype, device=cov.device)
     cov = cov + norm.eps * identity
     matrix = cov.rsqrt() if solver is None else solver.solve(cov)[0]

@@ -19,10 +19,10 @@ from whitenorm.core.check import (
     check_positive,
     fit_group_size,
 )
-from whitenorm.core.precision import compute_dtype
 from whitenorm.core.ranks import Group
 from whitenorm.functional import population_whitening
 from whitenorm.layers import loading
+from whitenorm.runtime.precision import compute_dtype
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 

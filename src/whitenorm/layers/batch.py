@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.mode import is_transformed
 from whitenorm.core.ranks import Group
 from whitenorm.functional import batch_whitening, check_population, population_whitening
 from whitenorm.layers.base import PopulationWhitening
+from whitenorm.runtime.mode import is_transformed
 from whitenorm.solvers import Newton, Solver, SolverLike
 
 

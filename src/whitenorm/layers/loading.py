@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whitenorm.core.precision import compute_dtype
+from whitenorm.runtime.precision import compute_dtype
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm.core.check import check_statistics
-from whitenorm.core.pooling import BATCH_STATISTICS
 from whitenorm.core.ranks import Group
 from whitenorm.functional import switchable_whitening
+from whitenorm.kernels.types import BATCH_STATISTICS
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.solvers import SolverLike
 

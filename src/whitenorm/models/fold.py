@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from whitenorm.core.apply import Affine, fold
 from whitenorm.functional import population_whitening
 from whitenorm.layers import BatchWhitening, LayerWhitening
 from whitenorm.layers.base import Whitening
@@ -138,6 +137,13 @@ def _watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
+class Affine(NamedTuple):
+    """y = matrix @ x + offset, with ``(G, K, K)`` and ``(G, K)``."""
+
+    matrix: Tensor
+    offset: Tensor
+
+
 @torch.no_grad()
 def affine_of(layer: Any) -> Affine:
     """The map that a batch whitening or BatchNorm is in eval mode, ``(G, K, K)`` and ``(G, K)``, in float64."""
@@ -151,7 +157,9 @@ def affine_of(layer: Any) -> Affine:
         mean, matrix = layer.running_mean.double(), (layer.running_var.double() + layer.eps).rsqrt()[:, None, None]
     shape = matrix.shape[:2]
     weight, bias = (None if p is None else p.double().reshape(shape) for p in (layer.weight, layer.bias))
-    return fold(matrix, mean.reshape(shape), weight, bias)
+    matrix = matrix if weight is None else weight.unsqueeze(-1) * matrix
+    centre = (matrix @ mean.reshape(*shape, 1)).squeeze(-1)
+    return Affine(matrix, -centre if bias is None else bias - centre)
 
 
 @torch.no_grad()

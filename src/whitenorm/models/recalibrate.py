@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from whitenorm.core.check import check_channels
-from whitenorm.core.layout import channel_groups
-from whitenorm.core.moments import Moments, moments
 from whitenorm.core.ranks import Group, in_step, over_ranks
+from whitenorm.core.statistics import channel_moments
+from whitenorm.kernels.types import Moments
 from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
 
 _BATCH = nn.modules.batchnorm._BatchNorm
@@ -112,8 +112,7 @@ def _counted(input: Tensor, mask: Tensor | None = None) -> Tensor:
 def _moments(layer: nn.Module, x: Tensor) -> Moments:
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
     check_channels(x, layer.num_features)  # type: ignore[arg-type]
-    layout = channel_groups(x, size, pooled=True)
-    mean, cov, _ = moments(layout.split(x.double()), pooled=True)
+    mean, cov, _ = channel_moments(x.double(), size)
     return Moments(mean, cov, x.numel() // x.shape[1])
 
 

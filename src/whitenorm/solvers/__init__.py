@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from whitenorm.core.mode import is_tracing
-from whitenorm.core.precision import check_floating, compute_dtype, no_autocast
+from whitenorm.runtime.mode import is_tracing
+from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
 from whitenorm.solvers.newton import Newton

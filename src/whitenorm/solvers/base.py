@@ -8,10 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from whitenorm.core.mode import may_write_in_place
-from whitenorm.core.vjp import vjp
-
-Pullback = Callable[[Tensor], Tensor]
+from whitenorm.runtime.mode import may_write_in_place
+from whitenorm.runtime.vjp import vjp
 
 _CHUNK_BYTES = 2**19
 
@@ -70,11 +68,15 @@ class Solver(ABC):
 
     @abstractmethod
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Which of these tensors :meth:`vjp` starts from."""
+        """Which of these tensors backward starts from."""
 
     @abstractmethod
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        """The whitening matrix again, and the map from its gradient to the covariance's, which is symmetric."""
+    def restore(self, *kept: Tensor) -> Tensor:
+        """The whitening matrix again."""
+
+    @abstractmethod
+    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+        """From the gradient of the whitening matrix to the covariance's, which is symmetric."""
 
     def reduced(self, lost_trace: float) -> Solver | None:
         """The same function of the spectrum, for covariances from which equal eigenvalues were left out that add up to
@@ -118,12 +120,13 @@ class Custom(Solver):
         return whitening, ()
 
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (cov,)
+        return cov, whitening
 
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        (cov,) = kept
-        whitening, pullback = vjp(self.differentiable, cov)
-        return whitening, lambda grad: symmetric(pullback(grad)[0])
+    def restore(self, *kept: Tensor) -> Tensor:
+        return kept[1]
+
+    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+        return symmetric(vjp(self.differentiable, kept[0])[1](grad)[0])
 
 
 class InverseSqrt(torch.autograd.Function):
@@ -148,4 +151,4 @@ class InverseSqrt(torch.autograd.Function):
         cov, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             return vjp(ctx.solver.differentiable, cov)[1](grad)[0], None
-        return ctx.solver.vjp(*kept)[1](grad), None
+        return ctx.solver.pull_back(grad, *kept), None

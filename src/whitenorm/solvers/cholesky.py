@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.solvers.base import Pullback, Solver, rounding, symmetric
+from whitenorm.solvers.base import Solver, rounding, symmetric
 
 
 class Cholesky(Solver):
@@ -33,15 +33,14 @@ class Cholesky(Solver):
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (whitening,)
 
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+    def restore(self, *kept: Tensor) -> Tensor:
+        return kept[0]
+
+    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
         (whitening,) = kept
-
-        def pullback(grad: Tensor) -> Tensor:
-            inner = (grad.tril() @ whitening.mT).tril()
-            inner = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1) / 2)
-            return -symmetric(whitening.mT @ inner @ whitening)
-
-        return whitening, pullback
+        inner = (grad.tril() @ whitening.mT).tril()
+        inner = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1) / 2)
+        return -symmetric(whitening.mT @ inner @ whitening)
 
 
 def _factor(cov: Tensor) -> Tensor:

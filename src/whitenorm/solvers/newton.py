@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.blocks import Ring
-from whitenorm.core.mode import is_transformed
-from whitenorm.solvers.base import Pullback, Solver, by_chunks, smallest, symmetric, trace
+from whitenorm.runtime.memory import Ring
+from whitenorm.runtime.mode import is_transformed
+from whitenorm.solvers.base import Solver, by_chunks, smallest, symmetric, trace
 
 # Products that are still needed at any time, in the iteration, and in it with its derivative beside it.
 _IN_USE = 6
@@ -56,10 +56,11 @@ class Newton(Solver):
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return cov, whitening
 
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
-        cov, whitening = kept
-        ring = Ring(_IN_USE_WITH_DERIVATIVE)
-        return whitening, lambda grad: by_chunks(partial(self._pull_back, ring), cov, whitening, grad)
+    def restore(self, *kept: Tensor) -> Tensor:
+        return kept[1]
+
+    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+        return by_chunks(partial(self._pull_back, Ring(_IN_USE_WITH_DERIVATIVE)), *kept, grad)
 
     def reduced(self, lost_trace: float) -> Solver | None:
         if type(self) is not Newton:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.solvers.base import Pullback, Solver, smallest, symmetric
+from whitenorm.solvers.base import Solver, smallest, symmetric
 
 
 class _Spectral(Solver):
@@ -48,15 +48,15 @@ class ZCA(_Spectral):
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         scale = _scale(cov)
         values, vectors = _eigh(cov / scale)
-        return _inverse_root(values, vectors) / scale.sqrt(), (values, vectors, scale)
+        return self.restore(values, vectors, scale), (values, vectors, scale)
 
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+    def restore(self, *kept: Tensor) -> Tensor:
         values, vectors, scale = kept
+        return _inverse_root(values, vectors) / scale.sqrt()
 
-        def pullback(grad: Tensor) -> Tensor:
-            return _pull_back(values, vectors, grad / scale.sqrt()) / scale
-
-        return _inverse_root(values, vectors) / scale.sqrt(), pullback
+    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+        values, vectors, scale = kept
+        return _pull_back(values, vectors, grad / scale.sqrt()) / scale
 
     def differentiable(self, cov: Tensor) -> Tensor:
         scale = _scale(cov)
@@ -76,23 +76,23 @@ class PCA(_Spectral):
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         scale = _scale(cov)
         values, vectors = _descending(cov / scale)
-        return _floored(values).rsqrt()[..., None] * vectors.mT / scale.sqrt(), (values, vectors, scale)
+        return self.restore(values, vectors, scale), (values, vectors, scale)
 
-    def vjp(self, *kept: Tensor) -> tuple[Tensor, Pullback]:
+    def restore(self, *kept: Tensor) -> Tensor:
+        values, vectors, scale = kept
+        return _floored(values).rsqrt()[..., None] * vectors.mT / scale.sqrt()
+
+    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
         values, vectors, scale = kept
         roots = _floored(values).rsqrt()
-
-        def pullback(grad: Tensor) -> Tensor:
-            grad = grad / scale.sqrt()
-            inner = vectors.mT @ (grad.mT * roots[..., None, :])
-            gap = values[..., None, :] - values[..., :, None]
-            equal = gap.abs() <= _precision(values)[..., None]
-            inner = torch.where(equal, 0, inner / torch.where(equal, 1, gap))
-            along = (grad * vectors.mT).sum(-1)
-            slope = torch.where(values < _precision(values), 0, -0.5 * roots**3)
-            return symmetric(vectors @ (inner + torch.diag_embed(slope * along)) @ vectors.mT) / scale
-
-        return roots[..., None] * vectors.mT / scale.sqrt(), pullback
+        grad = grad / scale.sqrt()
+        inner = vectors.mT @ (grad.mT * roots[..., None, :])
+        gap = values[..., None, :] - values[..., :, None]
+        equal = gap.abs() <= _precision(values)[..., None]
+        inner = torch.where(equal, 0, inner / torch.where(equal, 1, gap))
+        along = (grad * vectors.mT).sum(-1)
+        slope = torch.where(values < _precision(values), 0, -0.5 * roots**3)
+        return symmetric(vectors @ (inner + torch.diag_embed(slope * along)) @ vectors.mT) / scale
 
 
 class _InverseRoot(torch.autograd.Function):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from whitenorm.core.mode import is_transformed
+from whitenorm.runtime.mode import is_transformed
 
 
 def vjp(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:

@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from whitenorm.core.blocks import Scratch, blocks
+from whitenorm.kernels.torch.blocks import blocks
+from whitenorm.kernels.types import Measured, Moments
+from whitenorm.runtime.memory import Scratch
+from whitenorm.runtime.precision import compute_dtype
 
 
-class Moments(NamedTuple):
-    """Mean ``(B, G, K)`` and biased covariance ``(B, G, K, K)``, each over ``number`` values; B is N, or 1."""
-
-    mean: Tensor
-    cov: Tensor
-    number: int | Tensor
-
-
-def moments(x: Tensor, pooled: bool, dual: bool = False) -> Moments:
-    r"""Mean and covariance of ``x[N, G, K, L]`` over the positions, and with ``pooled`` over the samples too.
+def moments(x: Tensor, own: bool, batch: bool) -> Measured:
+    r"""Means and covariances of ``x[N, G, K, J, P]``: each sample's ``own``, and those of the ``batch``.
 
     .. math:: \mu = \frac1m \sum_i x_i, \qquad \Sigma = \frac1m \sum_i (x_i - \mu)(x_i - \mu)^T
 
     The data are centred before the product: squares of an offset would drown the covariance in rounding errors. Each
     part is centred by its own mean, so that one read of x serves both moments; pooling adds what is between the parts.
-    A ``dual`` exchanges what features and positions are: it centres over the features, and has no mean of its own.
 
     Example::
 
-        >>> mean, cov, number = moments(torch.randn(4, 2, 3, 25), pooled=True)
+        >>> (mean, cov, number), _ = moments(torch.randn(4, 2, 3, 1, 25), own=True, batch=False)
         >>> mean.shape, cov.shape, number
-        (torch.Size([1, 2, 3]), torch.Size([1, 2, 3, 3]), 100)
+        (torch.Size([4, 2, 3]), torch.Size([4, 2, 3, 3]), 25)
+        >>> moments(torch.randn(4, 2, 3, 1, 25), own=False, batch=True).batch.number
+        100
     """
+    x = x.flatten(3)
+    if not own:
+        return Measured(None, measure(x, pooled=True))
+    sample = measure(x, pooled=False)
+    return Measured(sample, _over_batch(sample) if batch else None)
+
+
+def measure(x: Tensor, pooled: bool, over: int = -1) -> Moments:
+    """Of ``x[N, G, K, L]``, over the positions or, of a dual, -2, the features; and with ``pooled`` the samples too."""
     parts = _parts(x) if pooled else x
-    over = -2 if dual else -1
-    number = parts.shape[over]
+    number, wide = parts.shape[over], compute_dtype(x.dtype)
     means, covs = [], []
     scratch = Scratch(padded=True)
     for block in blocks(parts, cut_positions=False):
         part = block.of(parts)
-        mean = part.mean(over, keepdim=True)
-        centred = torch.sub(part, mean, out=scratch(part))
-        means.append(part.new_zeros(part.shape[:3]) if dual else mean.squeeze(-1))
+        mean = part.mean(over, keepdim=True, dtype=wide)
+        centred = torch.sub(part, mean, out=scratch(part, wide))
+        means.append(mean.squeeze(-1) if over == -1 else mean.new_zeros(part.shape[:3]))
         covs.append(outer(centred, centred, pooled))
     mean = means[0] if len(means) == 1 else torch.cat(means)
     if not pooled:
@@ -53,16 +55,16 @@ def moments(x: Tensor, pooled: bool, dual: bool = False) -> Moments:
     return Moments(*_joined(mean, total / (number * len(mean))), number * len(mean))
 
 
-def over_batch(sample: Moments) -> Moments:
-    """The batch's moments from those of its samples."""
-    mean, cov = _joined(sample.mean, sample.cov.mean(0, keepdim=True))
-    return Moments(mean, cov, sample.number * sample.mean.shape[0])
-
-
 def outer(a: Tensor, b: Tensor, pooled: bool) -> Tensor:
     """The sum over positions, and with ``pooled`` over samples, of a·bᵀ: ``(N or 1, G, K, K)``."""
     product = a @ b.mT
     return product.sum(0, keepdim=True) if pooled and len(product) != 1 else product
+
+
+def _over_batch(sample: Moments) -> Moments:
+    """The batch's moments from those of its samples."""
+    mean, cov = _joined(sample.mean, sample.cov.mean(0, keepdim=True))
+    return Moments(mean, cov, sample.number * sample.mean.shape[0])
 
 
 def _joined(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
