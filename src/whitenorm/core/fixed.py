@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from whitenorm.core.layout import Layout
+from whitenorm.core.layout import Layout, written
 from whitenorm.kernels.choice import Kernels, under_transforms
 from whitenorm.kernels.torch.apply import folded
 from whitenorm.kernels.torch.solve import mean_gradient, of_map
@@ -27,8 +27,7 @@ def fixed_map(
 ) -> Tensor:
     """γ·W(x - μ) + β of ``(N, C, ...)``, with matrices ``(1, G, K, K)``, means ``(1, G, K)``, γ and β ``(G, K, 1)``."""
     with no_autocast(x):
-        y = kernels.apply(layout.split(x), whitening, mean, weight, bias)
-        return layout.join(y, x).to(x.dtype)
+        return written(kernels.apply, layout, x, layout.split(x), whitening, mean, weight, bias)
 
 
 class FixedMap(torch.autograd.Function):
@@ -64,8 +63,8 @@ class FixedMap(torch.autograd.Function):
         with no_autocast(x):
             grad = layout.split(grad)
             if ctx.needs_input_grad[0]:
-                grad_x = kernels.apply(grad, folded(whitening, weight).mT, None, None, None)
-                grad_x = layout.join(grad_x, x).to(x.dtype)
+                matrix = folded(whitening, weight).mT
+                grad_x = written(kernels.apply, layout, x, grad, matrix, None, None, None)
             if any(ctx.needs_input_grad[1:5]):
                 grads = _small(kernels.map_gradients(grad, layout.split(x), whitening, mean, weight, bias), *saved[1:])
         return grad_x, *grads, None, None

@@ -7,11 +7,12 @@ leave no choice, or another order is faster.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from whitenorm.runtime.mode import is_transformed
+from whitenorm.runtime.mode import is_transformed, may_write_in_place
 
 
 class Layout(NamedTuple):
@@ -57,6 +58,26 @@ class Layout(NamedTuple):
             return joined.movedim(1, last).contiguous().movedim(last, 1)
         return joined.contiguous()
 
+    def empty(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """A new tensor for an output of the shape and memory format of ``like``, and where to write it.
+
+        The second is the split view of the first, or, where there is no such view, a tensor that :meth:`fill` copies.
+        """
+        whole = _empty_channels_last(like) if channels_last(like) else like.new_empty(like.shape)
+        if not self._copies(like):
+            return whole, self.split(whole)
+        return whole, self.split(like.new_empty(like.shape) if self.across else _empty_channels_last(like))
+
+    def fill(self, whole: Tensor, written: Tensor) -> Tensor:
+        """What :meth:`empty` made, now that its second part is written."""
+        if self._copies(whole):
+            whole.copy_(written.reshape(whole.shape) if self.across else self.join(written, whole))
+        return whole
+
+    def _copies(self, like: Tensor) -> bool:
+        """Whether rows are in another order in memory than ``like``."""
+        return self.rows and (self.across or not channels_last(like))
+
     def parameter(self, vector: Tensor) -> Tensor:
         """A per-channel vector ``(C,)`` as ``(G, K, J)``."""
         matrix = vector.reshape(self.groups, self.features, -1)
@@ -72,6 +93,25 @@ class Layout(NamedTuple):
         if self.dual:
             return features
         return (n if self.pooled else 1) * channels * positions
+
+
+def _empty_channels_last(like: Tensor) -> Tensor:
+    # Not by moving a dimension: a view is not to be changed in place.
+    channels, *sizes = like.shape[1:]
+    inner = [channels * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    return like.new_empty_strided(like.shape, (channels * math.prod(sizes), 1, *inner))
+
+
+def written(step: Callable[..., Tensor], layout: Layout, like: Tensor, *given: Any) -> Tensor:
+    """What a step makes of its tensors, in the shape, memory format and dtype of ``like``: written there if it may be.
+
+    A new tensor, and no view of one: its user may change it in place.
+    """
+    if not may_write_in_place():
+        return layout.join(step(*given, None), like).to(like.dtype)
+    whole, out = layout.empty(like)
+    step(*given, out)
+    return layout.fill(whole, out)
 
 
 def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = False) -> Layout:

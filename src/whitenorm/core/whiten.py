@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.layout import Layout
+from whitenorm.core.layout import Layout, written
 from whitenorm.core.mask import cleared, counted, filled
 from whitenorm.core.ranks import Group, gradient_over_ranks, over_ranks
 from whitenorm.kernels.choice import TORCH, Kernels, under_transforms
@@ -123,8 +123,8 @@ def _differentiable(given: _Given, plan: Plan) -> Tensor:
     prepared = given.prepared(plan.layout)
     measured = _measured(prepared, plan, kernels)
     mean, cov = pooled(measured, plan.method, prepared.mixing())
-    y = kernels.apply(prepared.x, plan.method.solver.differentiable(cov), mean, prepared.weight, prepared.bias)
-    return given.cleared(plan.layout.join(y, given.x).to(given.x.dtype))
+    whitening = plan.method.solver.differentiable(cov)
+    return given.cleared(written(kernels.apply, plan.layout, given.x, prepared.x, whitening, mean, *prepared[1:3]))
 
 
 class _Whiten(torch.autograd.Function):
@@ -149,8 +149,8 @@ class _Whiten(torch.autograd.Function):
             mixing = prepared.mixing()
             measured = _measured(prepared, plan, kernels)
             solved = kernels.solve(measured, plan.method, mixing, running)
-            y = kernels.apply(prepared.x, solved.whitening, solved.mean, prepared.weight, prepared.bias)
-            y = given.cleared(layout.join(y, x).to(x.dtype))
+            y = written(kernels.apply, layout, x, prepared.x, solved.whitening, solved.mean, *prepared[1:3])
+            y = given.cleared(y)
         small = _mixed(measured, given) if mixing is not None else [_single(measured).cov]
         number = () if plan.group is None else (_single(measured).number,)
         return y, solved.whitening, solved.cov, solved.mean, *small, *solved.found, *number
@@ -226,11 +226,13 @@ def _backward(given: _Given, plan: Plan, kept: tuple[Tensor, ...], grad: Tensor,
     back = kernels.solve_backward(
         grads, solved, measured, method, weight, bias, prepared.mixing(), prepared.population() is not None
     )
+    # On all ranks, whether or not x needs a gradient on this one: the others wait for it.
+    batch = gradient_over_ranks(back.batch, plan.group)
     grad_x = None
     if needs_x:
-        batch = gradient_over_ranks(back.batch, plan.group)
-        grad_x = kernels.input_gradient(grad, x, solved.whitening, weight, back.own, batch)
-        grad_x = given.cleared(layout.join(grad_x, given.x).to(given.x.dtype))
+        grad_x = given.cleared(
+            written(kernels.input_gradient, layout, given.x, grad, x, solved.whitening, weight, back.own, batch)
+        )
     small = [None if tensor is None else layout.vector(tensor) for tensor in (back.weight, back.bias)]
     return [grad_x, *small, *(back.mixing or (None, None))]
 

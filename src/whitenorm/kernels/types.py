@@ -105,7 +105,10 @@ class MapGradients(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """What a statistic adds to dx: ``(matrix @ (x - mean) + offset) / number``."""
+    """What statistics over ``number`` values add to dx: ``(2·matrix @ (x - mean) + offset) / number``.
+
+    The matrix is the gradient of the covariance, the offset that of the mean.
+    """
 
     matrix: Tensor
     offset: Tensor

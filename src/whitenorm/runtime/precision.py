@@ -16,7 +16,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
         >>> compute_dtype(torch.bfloat16), compute_dtype(torch.float64)
         (torch.float32, torch.float64)
     """
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:

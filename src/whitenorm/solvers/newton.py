@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from whitenorm.runtime.memory import Ring
-from whitenorm.runtime.mode import is_transformed
-from whitenorm.solvers.base import Solver, by_chunks, smallest, symmetric, trace
+from whitenorm.solvers.base import Solver, by_chunks, smallest, trace
 
-# Products that are still needed at any time, in the iteration, and in it with its derivative beside it.
+# Products that are still needed at any time.
 _IN_USE = 6
-_IN_USE_WITH_DERIVATIVE = 16
 
 
 class Newton(Solver):
@@ -60,7 +57,7 @@ class Newton(Solver):
         return kept[1]
 
     def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
-        return by_chunks(partial(self._pull_back, Ring(_IN_USE_WITH_DERIVATIVE)), *kept, grad)
+        return by_chunks(partial(self._pull_back, Ring(_IN_USE), Ring(_IN_USE)), *kept, grad)
 
     def reduced(self, lost_trace: float) -> Solver | None:
         if type(self) is not Newton:
@@ -70,53 +67,49 @@ class Newton(Solver):
         return solver
 
     def _solve(self, ring: Ring, cov: Tensor) -> Tensor:
-        root_trace = (trace(cov) + self._lost_trace).clamp_min(smallest(cov.dtype)).sqrt()
+        trace, identity = self._trace(cov), _identity(cov)
         if self.steps == 0:
-            return torch.diag_embed((1 / root_trace).squeeze(-1).expand(cov.shape[:-1]))
-        iterate = _first(ring, cov, root_trace)
+            return identity * trace.rsqrt()
+        y, z = _start(cov, trace, identity), None
+        t = torch.lerp(identity, y, -0.5)
         for _ in range(1, self.steps):
-            iterate = _next(ring, *iterate)
-        return _times(iterate.t, iterate.z, ring) / root_trace
+            z = t if z is None else torch.bmm(t, z, out=ring(t))
+            y = torch.bmm(y, t, out=ring(t))
+            t = torch.baddbmm(identity, z, y, beta=1.5, alpha=-0.5, out=ring(t))
+        z = t if z is None else torch.bmm(t, z, out=ring(t))
+        return z * trace.rsqrt()
 
-    def _pull_back(self, ring: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
-        root_trace = (trace(cov) + self._lost_trace).clamp_min(smallest(cov.dtype)).sqrt()
-        through_trace = _inner(grad, whitening) / 2
+    def _pull_back(self, ring: Ring, pairs: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
+        trace, identity = self._trace(cov), _identity(cov)
         if self.steps == 0:
-            return torch.diag_embed((-through_trace / root_trace**2).squeeze(-1).expand(cov.shape[:-1]))
-        along = torch.div(symmetric(grad), root_trace, out=ring(grad))
-        derivative = symmetric(_derivative(_with_ridge(cov / root_trace**2), along, self.steps, ring))
-        through_trace = through_trace + _inner(derivative, cov) / root_trace**2
-        return _plus_identity(derivative, -through_trace.squeeze(-1)) / root_trace**2
+            return identity * (-0.5 * _inner(grad, whitening) / trace)
+        start = _start(cov, trace, identity)
+        # In two steps: the trace to the power of 3/2 leaves float32's range.
+        along = (grad + grad.mT) * (0.25 * trace.rsqrt())
+        half = _derivative(start, along, self.steps, ring, pairs)
+        derivative = half + half.mT
+        through_trace = torch.add(_inner(derivative, start), _inner(grad, whitening), alpha=0.5)
+        return torch.addcmul(derivative, through_trace, identity, value=-1) / trace
+
+    def _trace(self, cov: Tensor) -> Tensor:
+        total = trace(cov)
+        return (total + self._lost_trace if self._lost_trace else total).clamp_min(smallest(cov.dtype))
 
 
-class _Iterate(NamedTuple):
-    """Y, Z and T of a step, with the factor -1/2 in Y: T = 3/2·I + Z·Y. The first Z, the identity, is None."""
-
-    y: Tensor
-    z: Tensor | None
-    t: Tensor
+def _identity(cov: Tensor) -> Tensor:
+    return torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
 
 
-def _first(ring: Ring, cov: Tensor, root_trace: Tensor) -> _Iterate:
-    y = _with_ridge(torch.mul(cov, -0.5 / root_trace**2, out=ring(cov)), -1)
-    return _Iterate(y, None, _plus_identity(y.clone(), 1.5))
-
-
-def _with_ridge(start: Tensor, sign: int = 1) -> Tensor:
-    """The start with a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
+def _start(cov: Tensor, trace: Tensor, identity: Tensor) -> Tensor:
+    """Σ/tr Σ with a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
     would leave for infinity.
     """
-    rounding = 2 * torch.finfo(start.dtype).eps * torch.linalg.matrix_norm(start.detach())
-    return _plus_identity(start, sign * rounding.unsqueeze(-1))
+    start = cov / trace
+    norm = torch.linalg.matrix_norm(start.detach(), keepdim=True)
+    return torch.addcmul(start, norm, identity, value=2 * torch.finfo(cov.dtype).eps)
 
 
-def _next(ring: Ring, y: Tensor, z: Tensor | None, t: Tensor) -> _Iterate:
-    z = _times(t, z, ring)
-    y = torch.bmm(y, t, out=ring(y))
-    return _Iterate(y, z, _plus_identity(torch.bmm(z, y, out=ring(y)), 1.5))
-
-
-def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring) -> Tensor:
+def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring, pairs: Ring) -> Tensor:
     r"""The derivative of the last Z by the start, in the direction ``along``, both symmetric.
 
     With :math:`U = Z^2 \Sigma_N`, which stays a function of itself, and :math:`S = \tfrac12 (3I - U)`, a step is
@@ -124,40 +117,27 @@ def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring) -> Tensor:
     .. math:: U' = U S^2, \qquad Z' = Z S, \qquad M = dU\, S, \qquad
               dU' = M S - \tfrac12 U (M + M^T), \qquad dZ' = dZ\, S - \tfrac12 Z\, dU
 
-    from Z = I and dZ = 0.
+    from Z = I and dZ = 0. U and dU are multiplied by S in one product, as two matrices one above the other, and so are
+    Z and dZ.
     """
-    u, du = start, along
-    # Of the first step, whose Z is I and dZ is 0.
-    s = z = _half_of_three_minus(u, ring)
-    dz = torch.mul(du, -0.5, out=ring(du))
+    size = start.shape[-1]
+    u_du = torch.cat((start, along), -2)
+    above = torch.eye(2 * size, size, dtype=start.dtype, device=start.device)
+    # The first step, whose Z is I and dZ is 0: S above -dU/2.
+    z_dz = torch.lerp(above, u_du, -0.5)
+    s = z_dz[:, :size]
     for step in range(1, steps):
-        m = torch.bmm(du, s, out=ring(u))
-        both = torch.add(m, m.mT, out=ring(u))
-        du = torch.bmm(m, s, out=ring(u)).baddbmm_(u, both, alpha=-0.5)
-        u = torch.bmm(torch.bmm(u, s, out=ring(u)), s, out=ring(u))
-        s = _half_of_three_minus(u, ring)
-        dz = torch.bmm(dz, s, out=ring(u)).baddbmm_(z, du, alpha=-0.5)
-        if step < steps - 1:
-            z = torch.bmm(z, s, out=ring(u))
-    return dz
-
-
-def _half_of_three_minus(matrix: Tensor, ring: Ring) -> Tensor:
-    """(3I - matrix) / 2."""
-    return _plus_identity(torch.mul(matrix, -0.5, out=ring(matrix)), 1.5)
-
-
-def _times(a: Tensor, z: Tensor | None, ring: Ring) -> Tensor:
-    return a if z is None else torch.bmm(a, z, out=ring(a))
-
-
-def _plus_identity(matrix: Tensor, factor: float | Tensor) -> Tensor:
-    """matrix + factor·I, written into the matrix where exporters do not mind."""
-    if is_transformed():
-        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        return matrix + (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor) * identity
-    matrix.diagonal(dim1=-2, dim2=-1).add_(factor)
-    return matrix
+        product = torch.bmm(u_du, s, out=pairs(u_du))
+        m = product[:, size:]
+        u, u_du = u_du[:, :size], torch.bmm(product, s, out=pairs(u_du))
+        du = u_du[:, size:].baddbmm_(u, torch.add(m, m.mT, out=ring(m)), alpha=-0.5)
+        s = torch.lerp(above[:size], u_du[:, :size], -0.5)
+        z, dz = z_dz[:, :size], z_dz[:, size:]
+        if step == steps - 1:
+            return torch.bmm(dz, s, out=ring(m)).baddbmm_(z, du, alpha=-0.5)
+        z_dz = torch.bmm(z_dz, s, out=pairs(z_dz))
+        z_dz[:, size:].baddbmm_(z, du, alpha=-0.5)
+    return z_dz[:, size:]
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

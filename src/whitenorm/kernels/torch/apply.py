@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.kernels.torch.blocks import Block, blocks, empty_like, gathered, one_batch, room
+from whitenorm.kernels.torch.blocks import Block, blocks, gathered, in_rows, one_batch, room
 from whitenorm.runtime.memory import Scratch, nbytes
 from whitenorm.runtime.mode import may_write_in_place
 from whitenorm.runtime.precision import compute_dtype
@@ -18,16 +18,23 @@ _FAR = 8
 _WORTH_ASKING = 2**19
 
 
-def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """γ·W(x - μ) + β of ``x[N, G, K, J, P]``, with γ and β ``(G, K, J)``, in the dtype of x.
+def apply(
+    x: Tensor,
+    whitening: Tensor,
+    mean: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    """γ·W(x - μ) + β of ``x[N, G, K, J, P]``, with γ and β ``(G, K, J)``, in ``out`` if it is given.
 
     Example::
 
         >>> x = torch.tensor([1.0, 4.0]).view(1, 1, 2, 1, 1)
-        >>> apply(x, 2 * torch.eye(2).view(1, 1, 2, 2), torch.tensor([[[1.0, 3.0]]]), None, None).flatten()
+        >>> apply(x, 2 * torch.eye(2).view(1, 1, 2, 2), torch.tensor([[[1.0, 3.0]]]), None, None, None).flatten()
         tensor([0., 2.])
     """
-    return whitened(x, whitening, mean, centre_of(x, whitening, mean), weight, bias)
+    return whitened(x, whitening, mean, centre_of(x, whitening, mean), weight, bias, out)
 
 
 class Centre(NamedTuple):
@@ -105,7 +112,13 @@ def folded(whitening: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def whitened(
-    x: Tensor, whitening: Tensor, mean: Tensor | None, centre: Centre, weight: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    whitening: Tensor,
+    mean: Tensor | None,
+    centre: Centre,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
     """γ·W(x - μ) + β, with x centred so before the product."""
     scale = scale_of(weight, bias)
@@ -113,7 +126,7 @@ def whitened(
     offset = None if bias is None or scale is not None else bias.squeeze(-1).unsqueeze(0)
     if mean is not None and centre.is_nothing:
         offset = _folded_mean(matrix, mean, offset)
-    return _mapped(x, matrix, centre, offset, scale)
+    return _mapped(x, matrix, centre, offset, scale, out)
 
 
 def times_vector(matrix: Tensor, vector: Tensor) -> Tensor:
@@ -126,44 +139,46 @@ def _folded_mean(matrix: Tensor, mean: Tensor, offset: Tensor | None) -> Tensor:
     return -centre if offset is None else offset - centre
 
 
-def _mapped(x: Tensor, matrix: Tensor, centre: Centre, offset: Tensor | None, scale: Scale | None) -> Tensor:
-    """matrix @ (x - centre) + offset, scaled, in a tensor like x."""
-    values = x.flatten(3)
-    if not may_write_in_place():
+def _mapped(
+    x: Tensor, matrix: Tensor, centre: Centre, offset: Tensor | None, scale: Scale | None, out: Tensor | None
+) -> Tensor:
+    """matrix @ (x - centre) + offset, scaled."""
+    values = in_rows(x)
+    if out is None:
         y = matrix @ centre.off(Block(), values, Scratch())
         y = y if offset is None else y + offset.unsqueeze(-1)
-        return _scaled(y, scale).to(x.dtype).reshape(x.shape)
-    whole = empty_like(x)
-    y, inner, outer = whole.flatten(3), Scratch(padded=True), Scratch()
+        return _scaled(y, scale).reshape(x.shape)
+    y, inner, outer = in_rows(out), Scratch(padded=True), Scratch()
     for block in blocks(values, cut_positions=scale is None):
-        out = block.of(y)
-        product = room(out, outer)
-        multiply(block.own(matrix), centre.off(block, values, inner), product)
+        part = block.of(y)
+        product = room(part, outer)
         shift = None if offset is None else block.own(offset).unsqueeze(-1)
-        if scale is not None:
+        if scale is None:
+            multiply(block.own(matrix), centre.off(block, values, inner), product, shift)
+        else:
+            multiply(block.own(matrix), centre.off(block, values, inner), product)
             _scale_in_place(product, shift, scale)
-        elif shift is not None:
-            torch.add(product, shift, out=out)
-            continue
-        if product is not out:
-            out.copy_(product)
-    return whole
+        if product is not part:
+            part.copy_(product)
+    return out
 
 
-def multiply(matrix: Tensor, x: Tensor, out: Tensor, add: bool = False) -> None:
-    """out ← matrix @ x, or added to out, written where out lies in memory."""
+def multiply(matrix: Tensor, x: Tensor, out: Tensor, start: Tensor | None = None) -> None:
+    """out ← matrix @ x + start, written where out lies in memory; the start may be out itself."""
     if not (one_batch(x) and one_batch(out)):
         product = matrix @ x
-        out.add_(product) if add else out.copy_(product)
+        out.copy_(product if start is None else product + start)
         return
-    matrices = matrix.expand(*x.shape[:2], -1, -1).flatten(0, 1)
-    x, out = x.flatten(0, 1), out.flatten(0, 1)
-    if out.stride(-1) > out.stride(-2):
-        x, matrices, out = matrices.mT, x.mT, out.mT
-    if add:
-        out.baddbmm_(matrices, x)
+    size = x.shape[:2]
+    matrices = matrix.expand(*size, -1, -1).flatten(0, 1)
+    x, result = x.flatten(0, 1), out.flatten(0, 1)
+    first = None if start is None else result if start is out else start.expand(*size, -1, -1).flatten(0, 1)
+    if result.stride(-1) > result.stride(-2):
+        x, matrices, result, first = matrices.mT, x.mT, result.mT, None if first is None else first.mT
+    if first is None:
+        torch.bmm(matrices, x, out=result)
     else:
-        torch.bmm(matrices, x, out=out)
+        torch.baddbmm(first, matrices, x, out=result)
 
 
 def _scaled(y: Tensor, scale: Scale | None) -> Tensor:

@@ -34,6 +34,11 @@ class Block(NamedTuple):
         return statistic if self.samples is None or statistic.shape[0] == 1 else statistic[self.samples]
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """``x[N, G, K, J, P]`` as ``[N, G, K, L]``: a row a feature."""
+    return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
+
+
 def blocks(x: Tensor, cut_positions: bool = True) -> list[Block]:
     """Blocks of whole samples; a single sample is cut along its positions, if it may be. One block for small inputs."""
     n, _, _, positions = x.shape
@@ -72,11 +77,3 @@ def room(out: Tensor, scratch: Scratch) -> Tensor:
 def one_batch(x: Tensor) -> bool:
     """Whether samples and groups together are one batch dimension, without a copy."""
     return x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-
-
-def empty_like(x: Tensor) -> Tensor:
-    """A dense ``[N, G, K, J, P]``, with features next to each other if they are so in x, otherwise positions."""
-    n, groups, features, channels, positions = x.shape
-    if channels == 1 and x.stride(2) == 1 and x.stride(4) != 1:
-        return x.new_empty(n, positions, groups, features).permute(0, 2, 3, 1).unsqueeze(3)
-    return x.new_empty(x.shape)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.kernels.torch.apply import Centre, whitened
+from whitenorm.kernels.torch.blocks import in_rows
 from whitenorm.kernels.torch.input_gradient import joined, propagated
 from whitenorm.kernels.torch.map_gradients import gradients
 from whitenorm.kernels.torch.moments import measure
@@ -28,11 +29,18 @@ def moments(x: Tensor, own: bool, batch: bool) -> Measured:
     """Centred over the features; the mean, which is in the matrix, is zero here."""
     assert own
     assert not batch
-    return Measured(measure(x.flatten(3), pooled=False, over=-2), None)
+    return Measured(measure(in_rows(x), pooled=False, over=-2), None)
 
 
-def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    return whitened(x, _centred_rows(whitening), mean, _CENTRE, weight, bias)
+def apply(
+    x: Tensor,
+    whitening: Tensor,
+    mean: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    return whitened(x, _centred_rows(whitening), mean, _CENTRE, weight, bias, out)
 
 
 def map_gradients(
@@ -53,14 +61,20 @@ def solve_backward(
 ) -> Back:
     assert measured.own is not None
     grad_cov = _centred(method.solver.pull_back(_centred_rows(grads.matrix), *kept.solver))
-    through = Linear(2 * grad_cov, torch.zeros_like(grads.offset), measured.own.mean, measured.own.number)
+    through = Linear(grad_cov, torch.zeros_like(grads.offset), measured.own.mean, measured.own.number)
     return Back(through, None, grads.weight, grads.bias, None)
 
 
 def input_gradient(
-    grad: Tensor, x: Tensor, whitening: Tensor, weight: Tensor | None, own: Linear | None, batch: Linear | None
+    grad: Tensor,
+    x: Tensor,
+    whitening: Tensor,
+    weight: Tensor | None,
+    own: Linear | None,
+    batch: Linear | None,
+    out: Tensor | None,
 ) -> Tensor:
-    return propagated(grad, x, _centred_rows(whitening), weight, joined(own, batch), _CENTRE)
+    return propagated(grad, x, _centred_rows(whitening), weight, joined(own, batch), _CENTRE, out)
 
 
 def _centred_rows(matrix: Tensor) -> Tensor:

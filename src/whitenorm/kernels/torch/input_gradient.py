@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from whitenorm.kernels.torch.apply import Centre, centre_of, folded, multiply, scale_of, times_vector
-from whitenorm.kernels.torch.blocks import Block, blocks, empty_like, gathered, room
+from whitenorm.kernels.torch.blocks import Block, blocks, gathered, in_rows, room
 from whitenorm.kernels.types import Linear
 from whitenorm.runtime.memory import Scratch
-from whitenorm.runtime.mode import may_write_in_place
 
 
 def input_gradient(
-    grad: Tensor, x: Tensor, whitening: Tensor, weight: Tensor | None, own: Linear | None, batch: Linear | None
+    grad: Tensor,
+    x: Tensor,
+    whitening: Tensor,
+    weight: Tensor | None,
+    own: Linear | None,
+    batch: Linear | None,
+    out: Tensor | None,
 ) -> Tensor:
-    """(γ·W)ᵀ @ grad, and what came through the statistics of each sample and of the batch; in a tensor like x."""
+    """(γ·W)ᵀ @ grad, and what came through the statistics of each sample and of the batch, in ``out`` if given."""
     through = joined(own, batch)
     if through is None:
-        return propagated(grad, x, whitening, weight, None, Centre())
+        return propagated(grad, x, whitening, weight, None, Centre(), out)
     centre = centre_of(x, whitening, through.mean)
-    return propagated(grad, x, whitening, weight, through.about(centre), centre)
+    return propagated(grad, x, whitening, weight, through.about(centre), centre, out)
 
 
 class Through(NamedTuple):
@@ -50,7 +54,7 @@ def joined(own: Linear | None, batch: Linear | None) -> Through | None:
 
 
 def _divided(linear: Linear) -> Through:
-    return Through(linear.matrix / linear.number, linear.offset / linear.number, linear.mean)
+    return Through(linear.matrix * (2 / linear.number), linear.offset / linear.number, linear.mean)
 
 
 def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
@@ -59,26 +63,31 @@ def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 
 def propagated(
-    grad: Tensor, x: Tensor, whitening: Tensor, weight: Tensor | None, through: Through | None, centre: Centre
+    grad: Tensor,
+    x: Tensor,
+    whitening: Tensor,
+    weight: Tensor | None,
+    through: Through | None,
+    centre: Centre,
+    out: Tensor | None,
 ) -> Tensor:
     """(γ·W)ᵀ @ grad, and the map of x, centred so before the product."""
     scale, matrix = scale_of(weight, None), folded(whitening, weight)
-    grads, values, scratch = grad.flatten(3), x.flatten(3), Scratch()
-    if not may_write_in_place():
+    grads, values, scratch = in_rows(grad), in_rows(x), Scratch()
+    if out is None:
         total = matrix.mT @ (gathered(grads, scratch) if scale is None else scale.times(grads, scratch))
         if through is not None:
             total = total + through.matrix @ centre.off(Block(), values, scratch) + through.offset.unsqueeze(-1)
-        return total.to(x.dtype).reshape(x.shape)
-    whole = empty_like(x)
-    total, inner, outer = whole.flatten(3), Scratch(padded=True), Scratch()
+        return total.reshape(x.shape)
+    total, inner, outer = in_rows(out), Scratch(padded=True), Scratch()
     for block in blocks(values, cut_positions=scale is None):
-        out = block.of(total)
-        product = room(out, outer)
+        part = block.of(total)
+        product = room(part, outer)
         above = block.of(grads) if scale is None else scale.times(block.of(grads), scratch)
-        multiply(block.own(matrix).mT, gathered(above, inner), product)
+        shift = None if through is None else block.own(through.offset).unsqueeze(-1)
+        multiply(block.own(matrix).mT, gathered(above, inner), product, shift)
         if through is not None:
-            multiply(block.own(through.matrix), centre.off(block, values, inner), product, add=True)
-            torch.add(product, block.own(through.offset).unsqueeze(-1), out=out)
-        elif product is not out:
-            out.copy_(product)
-    return whole
+            multiply(block.own(through.matrix), centre.off(block, values, inner), product, product)
+        if product is not part:
+            part.copy_(product)
+    return out

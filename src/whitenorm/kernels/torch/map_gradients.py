@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.kernels.torch.apply import Centre, Scale, centre_of, multiply, scale_of, times_vector
-from whitenorm.kernels.torch.blocks import blocks, gathered
+from whitenorm.kernels.torch.blocks import blocks, gathered, in_rows
 from whitenorm.kernels.torch.moments import outer
 from whitenorm.kernels.types import MapGradients
 from whitenorm.runtime.memory import Scratch
@@ -32,7 +32,7 @@ def gradients(
     bias: Tensor | None,
 ) -> MapGradients:
     """The same, with x centred so before the product."""
-    grad, x = grad.flatten(3), x.flatten(3)
+    grad, x = in_rows(grad), in_rows(x)
     scale = scale_of(weight, bias)
     if scale is not None:
         return _scaled(grad, x, whitening, mean, centre, scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.kernels.torch.blocks import blocks
+from whitenorm.kernels.torch.blocks import blocks, in_rows
 from whitenorm.kernels.types import Measured, Moments
 from whitenorm.runtime.memory import Scratch
 from whitenorm.runtime.precision import compute_dtype
@@ -27,7 +27,7 @@ def moments(x: Tensor, own: bool, batch: bool) -> Measured:
         >>> moments(torch.randn(4, 2, 3, 1, 25), own=False, batch=True).batch.number
         100
     """
-    x = x.flatten(3)
+    x = in_rows(x)
     if not own:
         return Measured(None, measure(x, pooled=True))
     sample = measure(x, pooled=False)
@@ -38,9 +38,12 @@ def measure(x: Tensor, pooled: bool, over: int = -1) -> Moments:
     """Of ``x[N, G, K, L]``, over the positions or, of a dual, -2, the features; and with ``pooled`` the samples too."""
     parts = _parts(x) if pooled else x
     number, wide = parts.shape[over], compute_dtype(x.dtype)
-    means, covs = [], []
+    cut = blocks(parts, cut_positions=False)
     scratch = Scratch(padded=True)
-    for block in blocks(parts, cut_positions=False):
+    if pooled and len(cut) == 1:
+        return _at_once(parts, scratch)
+    means, covs = [], []
+    for block in cut:
         part = block.of(parts)
         mean = part.mean(over, keepdim=True, dtype=wide)
         centred = torch.sub(part, mean, out=scratch(part, wide))
@@ -50,9 +53,15 @@ def measure(x: Tensor, pooled: bool, over: int = -1) -> Moments:
     if not pooled:
         return Moments(mean, (covs[0] if len(covs) == 1 else torch.cat(covs)).div_(number), number)
     total = covs[0] if len(covs) == 1 else torch.stack(covs).sum(0)
-    if len(mean) == 1:
-        return Moments(mean, total / number, number)
     return Moments(*_joined(mean, total / (number * len(mean))), number * len(mean))
+
+
+def _at_once(x: Tensor, scratch: Scratch) -> Moments:
+    """Of a whole batch, where it is no longer in reach of a cache, or small enough to stay in it."""
+    wide, number = compute_dtype(x.dtype), x.shape[0] * x.shape[3]
+    mean = x.mean((0, 3), keepdim=True, dtype=wide)
+    centred = torch.sub(x, mean, out=scratch(x, wide))
+    return Moments(mean.squeeze(-1), outer(centred, centred, pooled=True) / number, number)
 
 
 def outer(a: Tensor, b: Tensor, pooled: bool) -> Tensor:

@@ -60,7 +60,7 @@ def pool_backward(
     What the samples add to the gradients of the batch's statistics is summed.
     """
     if mixing is None:
-        linear = _linear(grad_mean, 2 * grad_cov, source(measured, statistics[0]), pooled=False)
+        linear = _linear(grad_mean, grad_cov, source(measured, statistics[0]), pooled=False)
         return Pulled(None, linear, None) if statistics[0] in BATCH_STATISTICS else Pulled(linear, None, None)
     weights = mixing.mean.softmax(0), mixing.cov.softmax(0)
     of = dict(zip(statistics, zip(*weights, strict=True), strict=True))
@@ -73,7 +73,7 @@ def pool_backward(
 
 
 def _linear(grad_mean: Tensor, matrix: Tensor, moments: Moments, pooled: bool) -> Linear:
-    if pooled and len(matrix) > 1:
+    if pooled and len(matrix) != 1:
         grad_mean, matrix = grad_mean.sum(0, keepdim=True), matrix.sum(0, keepdim=True)
     return Linear(matrix, grad_mean, moments.mean, moments.number)
 
@@ -93,9 +93,9 @@ def _weighted(
     assert moments is not None
     matrices = []
     if full in weights:
-        matrices.append(2 * weights[full][1] * grad_cov)
+        matrices.append(weights[full][1] * grad_cov)
     if diagonal in weights:
-        matrices.append(torch.diag_embed(2 * weights[diagonal][1] * _diagonal(grad_cov)))
+        matrices.append(torch.diag_embed(weights[diagonal][1] * _diagonal(grad_cov)))
     share = functools.reduce(torch.add, [mean_weight for mean_weight, _ in present])
     matrix = functools.reduce(torch.add, matrices)
     return _linear(share * grad_mean, matrix, moments, pooled=full in BATCH_STATISTICS)
@@ -113,8 +113,8 @@ def _with_layer(
     assert sample is not None
     mean, _ = _over_layer(sample)
     share = 1 / (sample.mean.shape[1] * sample.mean.shape[2])
-    slope = (2 * share) * cov_weight * _diagonal(grad_cov).sum((1, 2), keepdim=True)  # N, 1, 1
-    offset = share * mean_weight * grad_mean.sum((1, 2), keepdim=True) - slope * (mean - sample.mean)
+    slope = share * cov_weight * _diagonal(grad_cov).sum((1, 2), keepdim=True)  # N, 1, 1
+    offset = share * mean_weight * grad_mean.sum((1, 2), keepdim=True) - 2 * slope * (mean - sample.mean)
     matrix = torch.diag_embed(slope.expand_as(sample.mean))
     if own is not None:
         matrix, offset = own.matrix + matrix, own.offset + offset
