@@ -8,6 +8,7 @@ torch.Size([8, 64, 14, 14])
 
 from whitenorm import diagnostics, functional, solvers
 from whitenorm._version import __version__
+from whitenorm.kernels.choice import set_kernels
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -46,6 +47,7 @@ __all__ = [
     "load_published",
     "recalibrate_",
     "recipes",
+    "set_kernels",
     "solvers",
     "synchronize_",
 ]

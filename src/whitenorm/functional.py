@@ -23,9 +23,10 @@ from whitenorm.core.fixed import FixedMap, fixed_map
 from whitenorm.core.layout import channel_groups, sample_groups
 from whitenorm.core.mask import cleared
 from whitenorm.core.ranks import Group
+from whitenorm.core.samples import whiten_samples
 from whitenorm.core.whiten import Plan
 from whitenorm.core.whiten import whiten as whiten_groups
-from whitenorm.kernels.choice import DUAL, kernels_for
+from whitenorm.kernels.choice import DUAL, kernels_for, sample_kernels
 from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
 from whitenorm.runtime.mode import is_tracing
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
@@ -179,7 +180,11 @@ def group_whitening(
     layout = sample_groups(input, num_groups, reduced is not None, kernels.as_it_lies)
     if layout.dual and reduced is not None:
         solver, kernels = reduced, DUAL
-    return whiten_groups(input, Plan(layout, Method(("iw",), solver, eps), kernels), weight, bias)
+    plan = Plan(layout, Method(("iw",), solver, eps), kernels)
+    whole = sample_kernels(layout.split(input), solver, kernels)
+    if whole is not None:
+        return whiten_samples(input, plan, whole, weight, bias)
+    return whiten_groups(input, plan, weight, bias)
 
 
 def switchable_whitening(

@@ -260,6 +260,13 @@ def _unpacked(prepared: _Given, plan: Plan, kept: tuple[Tensor, ...]) -> tuple[M
     return measured, Kept(method.solver.restore(*solver), mean, tuple(solver))
 
 
+def differentiable_backward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of x, weight and bias as a graph, where only these were given."""
+    return _backward_differentiably(_Given(x, weight, bias, None, None, None, None, None), plan, grad)[:3]
+
+
 def _backward_differentiably(given: _Given, plan: Plan, grad: Tensor) -> list[Tensor | None]:
     """The same gradients as a graph, for a derivative of the derivative."""
     if plan.group is not None:

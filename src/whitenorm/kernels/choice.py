@@ -1,12 +1,18 @@
-"""Which kernels run: the torch ones, or Triton's."""
+"""Which kernels run: torch's, or Triton's on cards where these were seen to give the same numbers."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
+import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from whitenorm.kernels import trust
 from whitenorm.kernels.torch import dual
 from whitenorm.kernels.torch.apply import apply
 from whitenorm.kernels.torch.input_gradient import input_gradient
@@ -14,7 +20,14 @@ from whitenorm.kernels.torch.map_gradients import map_gradients
 from whitenorm.kernels.torch.moments import moments
 from whitenorm.kernels.torch.solve import solve, solve_backward
 from whitenorm.kernels.types import Back, MapGradients, Measured, Solved
+from whitenorm.runtime.mode import is_transformed
 from whitenorm.solvers.base import Solver
+from whitenorm.solvers.newton import Newton
+
+MODES = ("auto", "torch", "triton")
+# The largest matrix that Triton solves for in one program, and the largest that its other kernels are made for.
+_LARGEST_SOLVED = 64
+_LARGEST = 1024
 
 
 class Kernels(NamedTuple):
@@ -41,11 +54,110 @@ DUAL = Kernels(
 )
 
 
+def checked_mode(mode: str, where: str) -> str:
+    """The mode, or an error that says which there are, or what it lacks."""
+    if mode not in MODES:
+        known = ", ".join(f'"{name}"' for name in MODES)
+        raise ValueError(f"expected {where} to be one of {known} (got {mode!r})")
+    if mode == "triton" and not _has_triton():
+        raise ValueError(
+            f'expected Triton to be installed for {where} "triton" (got none); it comes with CUDA builds of torch, '
+            "otherwise: pip install triton"
+        )
+    return mode
+
+
+def set_kernels(mode: str) -> None:
+    """Choose the kernels that run from now on, in this process.
+
+    ``"auto"``, the default, takes Triton's for CUDA tensors on kinds of cards on which ``whitenorm gpu`` has found that
+    their numbers agree, and torch's everywhere else. ``"torch"`` takes torch's, ``"triton"`` Triton's for all CUDA
+    tensors. The environment variable ``WHITENORM_KERNELS`` sets what a process begins with.
+
+    Triton's are for float32, bfloat16 and float16, Newton's iteration and up to 64 features; other solvers and more
+    features are solved for by torch between Triton's passes over x. Masks, compilers, ``torch.func`` and second
+    derivatives always take torch's.
+
+    Example::
+
+        >>> whitenorm.set_kernels("torch")
+        >>> whitenorm.set_kernels("auto")
+    """
+    global _mode
+    _mode = checked_mode(mode, "kernels")
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def kernels_for(x: Tensor, solver: Solver | None, features: int, masked: bool = False) -> Kernels:
     """The kernels for an input, a solver (None where nothing is solved) and a number of features."""
-    return TORCH
+    if masked or features > _LARGEST or not takes_triton(x):
+        return TORCH
+    solved = solver is None or (type(solver) is Newton and features <= _LARGEST_SOLVED)
+    return _triton() if solved else _triton()._replace(solve=solve, solve_backward=solve_backward)
+
+
+def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
+    """The pair that whitens samples ``x[N, 1, K, J, P]`` of which one program holds a whole one; None where not."""
+    if not kernels.as_it_lies or type(solver) is not Newton:
+        return None
+    from whitenorm.kernels.triton import samples
+
+    return samples if samples.fits(x) else None
 
 
 def under_transforms(kernels: Kernels) -> Kernels:
-    """The same kernels, or torch's in their place where autograd records or a transform is at work."""
-    return kernels
+    """The same kernels, or torch's in place of Triton's where autograd records or a transform is at work."""
+    return TORCH if kernels.as_it_lies and (torch.is_grad_enabled() or is_transformed()) else kernels
+
+
+def takes_triton(x: Tensor) -> bool:
+    """Whether this tensor is one for Triton's kernels, as things are set."""
+    if _mode == "torch" or (_mode == "auto" and not x.is_cuda):
+        return False
+    if is_transformed() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
+        return False
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    if _mode == "triton":
+        # A meta tensor is for counting: nothing runs.
+        return x.is_cuda or x.is_meta or os.environ.get("TRITON_INTERPRET") == "1"
+    return _has_triton() and _is_trusted(x.device)
+
+
+def _is_trusted(device: torch.device) -> bool:
+    trusted = trust.is_trusted(device)
+    if not trusted:
+        _hint()
+    return trusted
+
+
+@functools.cache
+def _hint() -> None:
+    """Said once a process."""
+    warnings.warn(
+        "whitenorm has faster kernels for this GPU, and does not use them before they were seen to give the same numbers "
+        'on it: run "whitenorm gpu" once, or choose with whitenorm.set_kernels or $WHITENORM_KERNELS',
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def _triton() -> Kernels:
+    from whitenorm.kernels import triton
+
+    return Kernels(
+        triton.moments,
+        triton.solve,
+        triton.apply,
+        triton.map_gradients,
+        triton.solve_backward,
+        triton.input_gradient,
+        as_it_lies=True,
+    )
+
+
+_mode = checked_mode(os.environ.get("WHITENORM_KERNELS", "auto"), "WHITENORM_KERNELS")

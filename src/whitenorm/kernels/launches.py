@@ -1,0 +1,35 @@
+"""What Triton kernels are launched, for those who count them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torch import Tensor
+
+_counts: list[list[Launch]] = []
+
+
+class Launch(NamedTuple):
+    """A kernel's name, and the tensors it was given to read or write."""
+
+    kernel: str
+    tensors: tuple[Tensor, ...]
+
+
+@contextmanager
+def counted() -> Iterator[list[Launch]]:
+    """A list that the launches within the context are added to."""
+    found: list[Launch] = []
+    _counts.append(found)
+    try:
+        yield found
+    finally:
+        _counts.remove(found)
+
+
+def note(kernel: str, arguments: tuple[object, ...]) -> None:
+    """Tell those who count of a launch."""
+    for found in _counts:
+        found.append(Launch(kernel, tuple(argument for argument in arguments if isinstance(argument, Tensor))))
