@@ -10,6 +10,7 @@ from cases import randomise
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import whitenorm
@@ -153,31 +154,35 @@ def network():
     return nn.Sequential(*layers).double()
 
 
-def inside_ddp_and_fsdp(rank, world):
+def inside(wrap, what, rank, world):
+    """Gradients and buffers of a network whose parameters are kept by a wrapper such as DDP."""
     torch.manual_seed(1)
     x, labels = torch.randn(3 * world, 3, 8, 8, dtype=torch.float64), torch.randint(4, (3 * world,))
     mine = slice(3 * rank, 3 * rank + 3)
-    alone = network()
+    alone, wrapped = network(), wrap(whitenorm.synchronize_(network()), world)
     nn.functional.cross_entropy(alone(x), labels).backward()
-    expected = [parameter.grad for parameter in alone.parameters()]
+    nn.functional.cross_entropy(wrapped(x[mine]), labels[mine]).backward()
+    for parameter, other in zip(wrapped.parameters(), alone.parameters(), strict=True):
+        grad = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        close(grad, other.grad, what)
+    for buffer, other in zip(wrapped.buffers(), alone.buffers(), strict=True):
+        close(buffer, other, what + ": buffers")
 
-    ddp = DistributedDataParallel(whitenorm.synchronize_(network()))
-    nn.functional.cross_entropy(ddp(x[mine]), labels[mine]).backward()
-    for parameter, grad in zip(ddp.parameters(), expected, strict=True):
-        close(parameter.grad, grad, "DDP")
 
-    sharded = whitenorm.synchronize_(network())
+def inside_ddp(rank, world):
+    inside(lambda model, _: DistributedDataParallel(model), "DDP", rank, world)
+
+
+def inside_fsdp(rank, world):
+    inside(sharded, "FSDP2", rank, world)
+
+
+def sharded(model, world):
     mesh = init_device_mesh("cpu", (world,))
-    for module in sharded:
+    for module in model:
         if list(module.parameters()):
             fully_shard(module, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
-    nn.functional.cross_entropy(sharded(x[mine]), labels[mine]).backward()
-    for parameter, grad in zip(sharded.parameters(), expected, strict=True):
-        close(parameter.grad.full_tensor(), grad, "FSDP2")
-    for module in (ddp.module, sharded):
-        for buffer, other in zip(module.buffers(), alone.buffers(), strict=True):
-            close(buffer, other, "buffers")
+    return fully_shard(model, mesh=mesh)
 
 
 def broadcast_buffers(rank, world):
@@ -279,7 +284,7 @@ def all_checks(rank, world):
     one_collective_each_way(rank, world)
     offset_survives(rank, world)
     if world < 4:
-        inside_ddp_and_fsdp(rank, world)
+        inside_ddp(rank, world)
         broadcast_buffers(rank, world)
         subgroup_and_recalibration(rank, world)
         recalibration_in_step(rank, world)

@@ -26,6 +26,12 @@ def test_ranks_together_are_one_process(world, tmp_path):
     torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.all_checks), nprocs=world)
 
 
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch runs on no CPU")
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_share_parameters_are_one_process(world, tmp_path):
+    torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.inside_fsdp), nprocs=world)
+
+
 def test_a_clear_error_without_a_process_group():
     with pytest.raises(RuntimeError, match="init_process_group first"):
         whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4)))
