@@ -2,6 +2,8 @@
 
 import copy
 import datetime
+import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -28,16 +30,31 @@ LAYERS = {
 SIZES = {2: [(5, 3), (6, 0), (1, 1)], 3: [(4, 1, 3), (0, 5, 2)], 4: [(3, 2, 0, 4), (1, 1, 1, 1)]}
 
 
-def start(rank, world, path, function):
-    """A process of a gloo group."""
-    torch.set_num_threads(1)
+needs_fsdp = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this version of torch does not run on CPUs"
+)
+
+
+@contextmanager
+def gloo(path, rank=0, world=1):
+    """A process group."""
     # A collective that some rank leaves out shall fail, not hang.
     timeout = datetime.timedelta(seconds=90)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
     try:
-        function(rank, world)
+        yield
     finally:
+        # In torch 2.6 this waits for gloo's threads while it holds the interpreter's lock, which they may still need to
+        # let go of the last tensors.
+        time.sleep(0.1)
         dist.destroy_process_group()
+
+
+def start(rank, world, path, function):
+    """A process of a group."""
+    torch.set_num_threads(1)
+    with gloo(path, rank, world):
+        function(rank, world)
 
 
 def close(actual, expected, what):
