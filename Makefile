@@ -35,7 +35,7 @@ test: lint
 torture: $(READY)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture $(ARGS)
 
-# The library's own tests, without the lab, on another version of torch: make test-torch TORCH=2.15.0
+# The library's own tests, without the lab, on another version of torch: make test-torch TORCH=2.6.0
 TORCH ?= 2.15.0
 test-torch:
 	test -x .venv-torch-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-torch-$(TORCH)

@@ -16,14 +16,19 @@ import whitenorm
 
 @pytest.fixture
 def single_process(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with ranks.gloo(tmp_path / "store"):
+        yield
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_together_are_one_process(world, tmp_path):
     torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.all_checks), nprocs=world)
+
+
+@ranks.needs_fsdp
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_that_share_parameters_are_one_process(world, tmp_path):
+    torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.inside_fsdp), nprocs=world)
 
 
 def test_a_clear_error_without_a_process_group():

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 import torch
-import torch.distributed as dist
 from cases import BATCH_LAYERS, CHANNEL_LAYERS, batch_layers, channel_layers, randomise
 from models import ResNet
+from ranks import gloo, needs_fsdp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -244,14 +244,14 @@ def test_a_half_model_is_folded(population, affine):
     assert (half(x.bfloat16()) - expected).abs().max() <= 0.1 * expected.abs().max()
 
 
+@needs_fsdp
 @pytest.mark.parametrize("synchronised", [False, True])
 def test_fsdp_in_mixed_precision(tmp_path, synchronised):
     """Parameters and inputs in bfloat16, statistics in float32."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 12), whitenorm.BatchWhitening(12, 4, population="covariance"), nn.Linear(12, 2))
     plain = copy.deepcopy(model)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
+    with gloo(tmp_path / "store"):
         if synchronised:
             whitenorm.synchronize_(model)
         mesh = init_device_mesh("cpu", (1,))
@@ -269,8 +269,6 @@ def test_fsdp_in_mixed_precision(tmp_path, synchronised):
         assert not torch.equal(model[1].running_cov, model[1].running_cov.bfloat16().float())
         model.bfloat16()
         assert floats(model.buffers()) == {torch.float32}
-    finally:
-        dist.destroy_process_group()
 
 
 def test_half_models_export():

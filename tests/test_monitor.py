@@ -14,6 +14,7 @@ import torch
 from models import ResNet
 from ranks import start
 from torch import multiprocessing, nn
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from watched import Kept, hooks_of, net, rows_of, train
 
@@ -187,6 +188,7 @@ def test_a_compiled_model(how):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.filterwarnings("ignore:Graph break due to unsupported builtin")
 @pytest.mark.parametrize("compiled_before", [False, True])
 def test_a_compiled_function_that_calls_the_model_is_no_silence(compiled_before):
     torch._dynamo.reset()
@@ -306,12 +308,48 @@ def test_arguments_are_checked_before_files_are_made(tmp_path):
 
 
 def test_hooks_of_the_user_on_saved_tensors_stay():
-    packed = []
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t)
-    with monitor(net, lambda step, rows: None), hooks:
-        net(torch.randn(8, 4)).sum().backward()
-    assert len(packed) > 1
+
+    def packed():
+        shapes = []
+        with saved_tensors_hooks(lambda t: shapes.append(t.shape) or t, lambda t: t):
+            net(torch.randn(8, 4)).sum().backward()
+        return shapes
+
+    expected = packed()
+    with monitor(net, lambda step, rows: None) as watching:
+        assert packed() == expected != []
+    assert watching.last[0].memory_share is None
+
+
+def test_hooks_of_the_user_between_two_monitors_stay():
+    class Offloaded(nn.Sequential):
+        packed = 0
+
+        def forward(self, x):
+            with saved_tensors_hooks(self.pack, lambda t: t):
+                return self[0](x)
+
+        def pack(self, tensor):
+            self.packed += 1
+            return tensor
+
+    inner = net()
+    model = nn.Sequential(nn.BatchNorm1d(8), Offloaded(inner))
+    train(model, 1)
+    once = model[1].packed
+    with monitor(model, Kept()) as outside, monitor(inner, Kept()) as inside:
+        train(model, 1)
+    assert model[1].packed == 2 * once > 0
+    assert [row.memory_share > 0 for row in outside.last] == [True, False, False]
+    assert [row.memory_share for row in inside.last] == [None, None]
+
+
+def test_where_hooks_on_saved_tensors_are_forbidden_nothing_is_counted():
+    model = net()
+    with monitor(model, Kept()) as watching, disable_saved_tensors_hooks("none here"):
+        train(model, 1)
+    assert [row.memory_share for row in watching.last] == [None, None]
 
 
 def test_two_monitors_on_one_model():

@@ -90,7 +90,7 @@ def test_frame(runs, monkeypatch):
     frame = runs["BatchNorm"].to_frame()
     assert list(frame["name"]) == ["1", "4"]
     assert frame["condition_before"][1] == runs["BatchNorm"][1].condition_before
-    assert list(Inspection().to_frame().columns) == list(frame.columns)
+    assert list(Inspection().to_frame().columns) == list(frame.columns) == list(runs["BatchNorm"].to_dicts()[0])
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pandas.*pip install '.\[lab\]'"):
         runs["BatchNorm"].to_frame()

@@ -246,7 +246,9 @@ def test_no_work_for_an_input_without_gradient(monkeypatch):
 def test_exports_with_any_batch_size(name):
     layer = make(name).eval()
     batch = torch.export.Dim("batch", min=2)
-    exported = torch.export.export(layer, (make_input(name),), dynamic_shapes=({0: batch},)).module()
+    # Newer versions' default. The strict tracer of 2.6 takes no batch size of any autograd function.
+    options = {"dynamic_shapes": ({0: batch},), "strict": False}
+    exported = torch.export.export(layer, (make_input(name),), **options).module()
     x = torch.randn(7, 12, 5, 5)
     assert torch.allclose(exported(x), layer(x), atol=1e-5)
 

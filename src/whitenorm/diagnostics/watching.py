@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
@@ -104,14 +105,6 @@ class Watch:
     @contextmanager
     def memory(self, model: nn.Module) -> Iterator[None]:
         """What is kept for backward but parameters, by each layer and by all else; inside of :meth:`features`."""
-        autograd: Any = torch._C._autograd
-        enabled = autograd._saved_tensors_hooks_is_enabled()
-        # The innermost hooks alone are called: those of the caller, which may change what is kept, come first; those of
-        # another watch are called from here.
-        outer, _ = (enabled and autograd._top_saved_tensors_default_hooks(True)) or (None, None)
-        if not enabled or not isinstance(outer, _Pack | None):
-            yield
-            return
         kept: dict[int, tuple[nn.Module | None, int]] = {}
 
         def count(tensor: Tensor) -> None:
@@ -120,7 +113,7 @@ class Watch:
                 kept.setdefault(storage.data_ptr(), (self._active[-1] if self._active else None, storage.nbytes()))
 
         try:
-            with saved_tensors_hooks(_Pack(count, outer), lambda tensor: tensor):
+            with _calling(count):
                 yield
         finally:
             # Those of lazy modules have no storage before.
@@ -161,15 +154,48 @@ class Watch:
                 hook.remove()
 
 
-class _Pack:
-    """A watch's hook on what is kept for backward, and that of the watch around it."""
+class _Here(threading.local):
+    """What this thread's watches call with a tensor that is kept for backward."""
 
-    def __init__(self, count: Callable[[Tensor], None], outer: _Pack | None) -> None:
-        self.count, self.outer = count, outer
+    def __init__(self) -> None:
+        self.counts: list[Callable[[Tensor], None]] = []
 
-    def __call__(self, tensor: Tensor) -> Tensor:
-        self.count(tensor)
-        return tensor if self.outer is None else self.outer(tensor)
+
+_HERE = _Here()
+
+
+@contextmanager
+def _calling(count: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call ``count`` with what is kept for backward, unless the caller has hooks on it, which may change it.
+
+    Of nested hooks torch calls the innermost alone: those of the first watch call all.
+    """
+    counts = _HERE.counts
+
+    def pack(tensor: Tensor) -> Tensor:
+        for each in counts:
+            each(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor) if _may_hook() else nullcontext():
+        counts.append(count)
+        try:
+            yield
+        finally:
+            counts.remove(count)
+
+
+def _may_hook() -> bool:
+    """Whether hooks on saved tensors are allowed, and there are none."""
+    autograd: Any = torch._C._autograd
+    if not autograd._saved_tensors_hooks_is_enabled():
+        return False
+    try:
+        # No function tells in all versions, but this refuses where there are some.
+        with disable_saved_tensors_hooks("hooks on saved tensors"):
+            return True
+    except RuntimeError:
+        return False
 
 
 def _now(layer: nn.Module) -> float:
