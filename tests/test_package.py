@@ -1,8 +1,10 @@
 """The package as a whole: what it exports, and that torch is all it needs."""
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,45 @@ whitenorm.IterNorm(8)(torch.randn(4, 8, 3, 3)).sum().backward()
 assert not any(name.startswith("whitenorm.lab") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+# From the lowest on; a room imports from those before it. Two on one line do not import each other.
+ROOMS = [
+    ["_version", "runtime"],
+    ["solvers"],
+    ["kernels"],
+    ["core"],
+    ["functional"],
+    ["layers"],
+    ["models", "diagnostics", "gpu"],
+    ["lab"],
+    ["cli"],
+    ["__main__"],
+]
+FLOOR = {name: floor for floor, names in enumerate(ROOMS) for name in names}
+
+
+def imported(path):
+    """The rooms that a file imports from."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "whitenorm":
+            names = [f"whitenorm.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        yield from {name.split(".")[1] for name in names if name.startswith("whitenorm.")}
+
+
+def test_imports_point_downward():
+    root = Path(whitenorm.__file__).parent
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).parts[0].removesuffix(".py")
+        if room != "__init__":
+            for other in imported(path):
+                assert other == room or FLOOR[other] < FLOOR[room], f"{path.relative_to(root)} imports {other}"
 
 
 def test_every_command_is_there_and_in_the_help(capsys):
