@@ -20,26 +20,30 @@ class Layout(NamedTuple):
 
     ``groups`` is G and ``features`` is K. ``across`` tells what the K features are: the channels of a group, or, in
     Group Whitening, the groups of a sample, of J channels each. ``rows`` says that neighbouring channels are neighbours
-    in memory, or are copied to be so; if all samples are ``pooled`` in one statistic, they are then one long run of
-    rows, ``(1, G, K, 1, N·P)``. Across groups, rows are copied to lie one channel after the other. The ``dual`` of
-    vectors across groups has K and J exchanged; see :mod:`whitenorm.kernels.torch.dual`.
+    in memory; if all samples are ``pooled`` in one statistic, they are then one long run, ``(1, G, K, 1, N·P)``. A
+    ``copied`` x lies one channel after the other: with all samples of each, where they are pooled, in one run again,
+    or, across groups, in each sample. The ``dual`` of vectors across groups has K and J exchanged; see
+    :mod:`whitenorm.kernels.torch.dual`.
     """
 
     groups: int
     features: int
-    rows: bool
+    rows: bool = False
     pooled: bool = False
     across: bool = False
     dual: bool = False
+    copied: bool = False
 
     def split(self, x: Tensor) -> Tensor:
         """``(N, C, ...)`` as ``(N, G, K, J, P)``."""
         n, channels, *sizes = x.shape
         positions = math.prod(sizes)
         if self.across:
-            x = x.contiguous() if self.rows else x
+            x = x.contiguous() if self.copied else x
             split = x.reshape(n, 1, self.features, channels // self.features, positions)
             return split.transpose(2, 3) if self.dual else split
+        if self.copied:
+            return x.transpose(0, 1).reshape(1, self.groups, self.features, 1, n * positions)
         if not self.rows:
             return x.reshape(n, self.groups, self.features, 1, positions)
         run = (1, n * positions) if self.pooled else (n, positions)
@@ -50,7 +54,9 @@ class Layout(NamedTuple):
         """Undo :meth:`split`: the shape of ``like``, which this layout was made for, and its memory format."""
         n, channels, *sizes = like.shape
         last = len(sizes) + 1
-        if self.rows and not self.across:
+        if self.copied and not self.across:
+            joined = y.reshape(channels, n, *sizes).transpose(0, 1)
+        elif self.rows:
             joined = y.squeeze(3).permute(0, 3, 1, 2).reshape(n, *sizes, channels).movedim(last, 1)
         else:
             joined = (y.transpose(2, 3) if self.dual else y).reshape(like.shape)
@@ -64,19 +70,20 @@ class Layout(NamedTuple):
         The second is the split view of the first, or, where there is no such view, a tensor that :meth:`fill` copies.
         """
         whole = _empty_channels_last(like) if channels_last(like) else like.new_empty(like.shape)
-        if not self._copies(like):
+        if not self.copied:
             return whole, self.split(whole)
-        return whole, self.split(like.new_empty(like.shape) if self.across else _empty_channels_last(like))
+        n, channels, *sizes = like.shape
+        copy = like.new_empty(like.shape) if self.across else like.new_empty(channels, n, *sizes).transpose(0, 1)
+        return whole, self.split(copy)
 
     def fill(self, whole: Tensor, written: Tensor) -> Tensor:
         """What :meth:`empty` made, now that its second part is written."""
-        if self._copies(whole):
-            whole.copy_(written.reshape(whole.shape) if self.across else self.join(written, whole))
+        if self.copied and self.across:
+            whole.copy_(written.reshape(whole.shape))
+        elif self.copied:
+            channels = whole.transpose(0, 1)
+            channels.copy_(written.reshape(channels.shape))
         return whole
-
-    def _copies(self, like: Tensor) -> bool:
-        """Whether rows are in another order in memory than ``like``."""
-        return self.rows and (self.across or not channels_last(like))
 
     def parameter(self, vector: Tensor) -> Tensor:
         """A per-channel vector ``(C,)`` as ``(G, K, J)``."""
@@ -126,14 +133,15 @@ def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = 
         >>> channel_groups(x, 3, pooled=True).split(x).shape
         torch.Size([1, 2, 3, 1, 8])
     """
-    rows = not as_it_lies and (channels_last(x) or (pooled and _few_positions(x, group_size)))
-    return Layout(x.shape[1] // group_size, group_size, rows, pooled)
+    rows = not as_it_lies and channels_last(x)
+    copied = not as_it_lies and not rows and pooled and _few_positions(x, group_size)
+    return Layout(x.shape[1] // group_size, group_size, rows, pooled, copied=copied)
 
 
 def _few_positions(x: Tensor, features: int) -> bool:
     """Whether a sample has so few positions that a K×K matrix of its own is larger than what it is made from.
 
-    Copied to one run of rows, all samples together need one matrix a group, and one large product instead of N small
+    Copied to one run a channel, all samples together need one matrix a group, and one large product instead of N small
     ones. While a compiler traces it is not asked: it would tie what is exported to the size of the image.
     """
     return not is_transformed() and 2 * math.prod(x.shape[2:]) <= features
@@ -155,9 +163,9 @@ def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, as_it_lies: boo
     """
     vectors = math.prod(x.shape[2:]) == 1
     # In (N, C) the channels are one run of memory either way.
-    rows = channels_last(x) and not vectors and not as_it_lies
+    copied = channels_last(x) and not vectors and not as_it_lies
     dual = may_be_dual and vectors and num_groups * num_groups > x.shape[1]
-    return Layout(1, num_groups, rows, across=True, dual=dual)
+    return Layout(1, num_groups, across=True, dual=dual, copied=copied)
 
 
 def channels_last(x: Tensor) -> bool:

@@ -139,8 +139,8 @@ def _is_trusted(device: torch.device) -> bool:
 def _hint() -> None:
     """Said once a process."""
     warnings.warn(
-        "whitenorm has faster kernels for this GPU, and does not use them before they were seen to give the same numbers "
-        'on it: run "whitenorm gpu" once, or choose with whitenorm.set_kernels or $WHITENORM_KERNELS',
+        "whitenorm has faster kernels for this GPU, and does not use them before they were seen to give the same "
+        'numbers on it: run "whitenorm gpu" once, or choose with whitenorm.set_kernels or $WHITENORM_KERNELS',
         stacklevel=2,
     )
 
