@@ -1,0 +1,1 @@
+"""The six kernels that whitening is made of, and what passes between them."""
