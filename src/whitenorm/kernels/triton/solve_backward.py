@@ -63,7 +63,7 @@ def solve_backward(
     elif measured.batch is not None and not batch_is_constant:
         batch = Linear(*statistics, measured.batch.number)
     if several:
-        return Back(own, batch, grads.weight, grads.bias, grad_mixing)
+        return Back(own, batch, grads.weight, None if bias is None else grads.bias, grad_mixing)
     return Back(own, batch, *_vector_gradients(grads.offset, vectors, bias), grad_mixing)
 
 
