@@ -15,18 +15,18 @@ from whitenorm.kernels.triton.tiles import (
     load_tile,
     load_vector,
     map_options,
+    map_tiling,
     per_problem,
     split_map,
     store_tile,
     tile_start,
-    tiling,
 )
 
 
 def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """γ·W(x - mean) + β, in memory like x; None for a mean or β of zero, or γ of one."""
     pooled = whitening.shape[0] == 1 and (mean is None or mean.shape[0] == 1)
-    tiles = tiling((x,), pooled, channels=weight is not None or bias is not None)
+    tiles = map_tiling((x,), pooled, channels=weight is not None or bias is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
     y = torch.empty_like(x)
     launch(
@@ -87,7 +87,7 @@ def _apply(
     X_NEXT: tl.constexpr,
     X_DIVISOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    FEATURE_BLOCKS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
     BLOCK_OUTER: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -99,8 +99,7 @@ def _apply(
     split = tl.program_id(0) // matrices
     problem = (tl.program_id(0) % matrices // groups).to(tl.int64)
     group = tl.program_id(0) % groups
-    first_row = tl.program_id(1) * BLOCK_K
-    rows = first_row + tl.arange(0, BLOCK_K)
+    rows = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     start_of_group = group_offset(problem, group, x_problem, x_group, X_DIVISOR)
     x += start_of_group
     y += start_of_group
@@ -109,22 +108,15 @@ def _apply(
         mean += problem * mean_problem + group * features
     sizes, strides = (features, outer, inner), (x_feature, x_outer, x_inner)
 
-    if FEATURE_BLOCKS == 1:
-        matrix = load_matrix(whitening, rows, rows, features)
-        if mean is not None:
-            centre = load_vector(mean, rows, features)
     for tile in range(split * chunk, tl.minimum(split * chunk + chunk, tiles)):
         start = tile_start(tile, outer_tiles, inner_tiles, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
         total = tl.zeros((BLOCK_K, BLOCK_OUTER * BLOCK_INNER), tl.float32)
-        for block in range(FEATURE_BLOCKS):
-            columns = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        for first_column in range(0, features, BLOCK_COLUMNS):
+            columns = first_column + tl.arange(0, BLOCK_COLUMNS)
             values = load_tile(x, columns, start, sizes, strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
-            if FEATURE_BLOCKS > 1:
-                matrix = load_matrix(whitening, rows, columns, features)
-                if mean is not None:
-                    centre = load_vector(mean, columns, features)
             if mean is not None:
-                values -= centre[:, None]
+                values -= load_vector(mean, columns, features)[:, None]
+            matrix = load_matrix(whitening, rows, columns, features)
             total = tl.dot(matrix, values, total, input_precision=PRECISION)
         if weight is not None:
             scale = weight + group * features * several

@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from whitenorm.kernels.triton.tiles import (
-    NO_CHANNELS,
     group_offset,
     launch,
     load_channels,
@@ -16,12 +15,12 @@ from whitenorm.kernels.triton.tiles import (
     load_tile,
     load_vector,
     map_options,
+    map_tiling,
     number_of,
     per_problem,
     split_map,
     store_tile,
     tile_start,
-    tiling,
 )
 from whitenorm.kernels.types import Linear
 
@@ -41,7 +40,7 @@ def input_gradient(
     x counts from the samples' means where these take part, otherwise from the batch's.
     """
     pooled = whitening.shape[0] == 1 and own is None
-    tiles = tiling((x, grad), pooled, channels=weight is not None)
+    tiles = map_tiling((x, grad), pooled, channels=weight is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
     dx = torch.empty_like(x)
     launch(
@@ -128,7 +127,7 @@ def _input_gradient(
     OWN_NUMBER_IS_TENSOR: tl.constexpr,
     BATCH_NUMBER_IS_TENSOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    FEATURE_BLOCKS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
     BLOCK_OUTER: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -166,63 +165,38 @@ def _input_gradient(
 
     offset = _offset(
         own_matrix, own_offset, own_mean, own_share, batch_matrix, batch_offset, batch_mean, batch_share,
-        rows, features, BLOCK_K, FEATURE_BLOCKS,
+        rows, features, BLOCK_K, BLOCK_COLUMNS,
     )  # fmt: skip
-    if FEATURE_BLOCKS == 1:
-        back = _back(whitening, weight, rows, rows, features, CHANNELS)
-        through = _through(own_matrix, own_share, batch_matrix, batch_share, rows, rows, features, BLOCK_K)
-        centre = _centre(own_mean, batch_mean, rows, features, BLOCK_K)
     for tile in range(split * chunk, tl.minimum(split * chunk + chunk, tiles)):
         start = tile_start(tile, outer_tiles, inner_tiles, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
         total = tl.zeros((BLOCK_K, BLOCK_OUTER * BLOCK_INNER), tl.float32) + offset[:, None]
-        for block in range(FEATURE_BLOCKS):
-            columns = block * BLOCK_K + tl.arange(0, BLOCK_K)
-            if FEATURE_BLOCKS > 1:
-                back = _back(whitening, weight, rows, columns, features, CHANNELS)
-                through = _through(own_matrix, own_share, batch_matrix, batch_share, rows, columns, features, BLOCK_K)
-                centre = _centre(own_mean, batch_mean, columns, features, BLOCK_K)
+        for first_column in range(0, features, BLOCK_COLUMNS):
+            columns = first_column + tl.arange(0, BLOCK_COLUMNS)
             values = load_tile(
                 grad, columns, start, sizes, grad_strides, BLOCK_OUTER, BLOCK_INNER, GRAD_NEXT, GRAD_DIVISOR
             )
-            if CHANNELS != NO_CHANNELS:
+            if weight is not None:
                 values *= load_channels(weight, columns, start, sizes, several, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
-            total = tl.dot(back, values, total, input_precision=PRECISION)
+            matrix = tl.trans(load_matrix(whitening, columns, rows, features))
+            total = tl.dot(matrix, values, total, input_precision=PRECISION)
             if own_matrix is not None or batch_matrix is not None:
                 values = load_tile(x, columns, start, sizes, x_strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
-                total = tl.dot(through, values - centre[:, None], total, input_precision=PRECISION)
+                values -= load_vector(batch_mean if own_mean is None else own_mean, columns, features)[:, None]
+                matrix = _through(own_matrix, own_share, batch_matrix, batch_share, rows, columns, features)
+                total = tl.dot(matrix, values, total, input_precision=PRECISION)
         store_tile(dx, total, rows, start, sizes, x_strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
 
 
 @triton.jit
-def _back(whitening, weight, rows, columns, features, CHANNELS: tl.constexpr):
-    """A block of Wᵀ, times γ where a feature has one channel."""
-    block = tl.trans(load_matrix(whitening, columns, rows, features))
-    if weight is not None and CHANNELS == NO_CHANNELS:
-        block *= load_vector(weight, columns, features)[None, :]
-    return block
-
-
-@triton.jit
-def _through(own_matrix, own_share, batch_matrix, batch_share, rows, columns, features, BLOCK_K: tl.constexpr):
+def _through(own_matrix, own_share, batch_matrix, batch_share, rows, columns, features):
     """A block of the matrix that takes x to what came through both statistics."""
-    block = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
-    if own_matrix is not None:
-        block += load_matrix(own_matrix, rows, columns, features) * own_share
-    if batch_matrix is not None:
-        block += load_matrix(batch_matrix, rows, columns, features) * batch_share
-    return block
-
-
-@triton.jit
-def _centre(own_mean, batch_mean, k, features, BLOCK_K: tl.constexpr):
-    """What x counts from."""
-    if own_mean is not None:
-        centre = load_vector(own_mean, k, features)
-    elif batch_mean is not None:
-        centre = load_vector(batch_mean, k, features)
+    if own_matrix is None:
+        block = load_matrix(batch_matrix, rows, columns, features) * batch_share
     else:
-        centre = tl.zeros((BLOCK_K,), tl.float32)
-    return centre
+        block = load_matrix(own_matrix, rows, columns, features) * own_share
+        if batch_matrix is not None:
+            block += load_matrix(batch_matrix, rows, columns, features) * batch_share
+    return block
 
 
 @triton.jit
@@ -238,7 +212,7 @@ def _offset(
     rows,
     features,
     BLOCK_K: tl.constexpr,
-    FEATURE_BLOCKS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
     """What came through both statistics at the mean x counts from."""
     offset = tl.zeros((BLOCK_K,), tl.float32)
@@ -247,8 +221,8 @@ def _offset(
     if batch_matrix is not None:
         offset += load_vector(batch_offset, rows, features) * batch_share
         if own_matrix is not None:
-            for block in range(FEATURE_BLOCKS):
-                columns = block * BLOCK_K + tl.arange(0, BLOCK_K)
+            for first_column in range(0, features, BLOCK_COLUMNS):
+                columns = first_column + tl.arange(0, BLOCK_COLUMNS)
                 apart = load_vector(own_mean, columns, features) - load_vector(batch_mean, columns, features)
                 entries = load_matrix(batch_matrix, rows, columns, features) * batch_share
                 offset += tl.sum(entries * apart[None, :], 1)

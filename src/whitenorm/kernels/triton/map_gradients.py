@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whitenorm.kernels.triton.tiles import (
+    BLOCK_COLUMNS,
     INNER_CHANNELS,
     NO_CHANNELS,
     OUTER_CHANNELS,
@@ -23,9 +24,9 @@ from whitenorm.kernels.triton.tiles import (
     split_sums,
     store_matrix,
     sum_options,
+    sum_tiling,
     tile_positions,
     tile_start,
-    tiling,
 )
 from whitenorm.kernels.types import MapGradients
 
@@ -37,13 +38,13 @@ def map_gradients(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weig
     """
     samples, groups, features, several, _ = x.shape
     matrices = whitening.shape[0]
-    tiles = tiling((x, grad), pooled=matrices == 1, channels=True)
+    tiles = sum_tiling((x, grad), pooled=matrices == 1, channels=True)
     split = _split(tiles)
     # What each program leaves: the matrices first, then the offsets.
     parts = split.number * tiles.problems // matrices
     sums = x.new_empty(parts, matrices * groups * features * (features + 1), dtype=torch.float32)
     scaled = several > 1 and weight is not None
-    shape = (1 + (tiles.feature_blocks if scaled else 0), samples, features, several)
+    shape = (2 if scaled else 1, samples, features, several)
     channels = x.new_empty(shape, dtype=torch.float32) if several > 1 else None
     launch(
         _map_gradients,
@@ -67,6 +68,7 @@ def map_gradients(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weig
         **tiles.strides(grad, "grad"),
         **tiles.strides(x, "x"),
         **tiles.blocks(),
+        BLOCK_COLUMNS=BLOCK_COLUMNS,
         **sum_options(tiles, x),
     )
     total = sums[0] if parts == 1 else sums.sum(0)
@@ -89,12 +91,11 @@ def _split(tiles: Tiling) -> Split:
 
 
 def _channel_gradients(channels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Of γ and β ``(1, K, J)``: β's sums over each sample come first, then γ's of each block of features."""
+    """Of γ and β ``(1, K, J)``, from the sums over each sample, β's first; None where there are none."""
     if channels is None:
         return None, None
     total = channels.sum(1)
-    weight = None if len(total) == 1 else total[1:] if len(total) == 2 else total[1:].sum(0, keepdim=True)
-    return weight, total[:1]
+    return total[1:] if len(total) == 2 else None, total[:1]
 
 
 @triton.jit(
@@ -141,6 +142,7 @@ def _map_gradients(
     X_NEXT: tl.constexpr,
     X_DIVISOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
     FEATURE_BLOCKS: tl.constexpr,
     BLOCK_OUTER: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
@@ -160,9 +162,10 @@ def _map_gradients(
     columns = column_block * BLOCK_K + tl.arange(0, BLOCK_K)
     grad += group_offset(problem, group, grad_problem, grad_group, GRAD_DIVISOR)
     x += group_offset(problem, group, x_problem, x_group, X_DIVISOR)
-    centre = load_vector(mean + problem * mean_problem + group * features, columns, features)
+    mean += problem * mean_problem + group * features
+    centre = load_vector(mean, columns, features)
     if weight is not None:
-        map_block = load_matrix(whitening + problem * whitening_problem, rows, columns, features)
+        whitening += problem * whitening_problem
     sizes = (features, outer, inner)
     grad_strides, x_strides = (grad_feature, grad_outer, grad_inner), (x_feature, x_outer, x_inner)
     tiles_each = outer_tiles if CHANNELS == INNER_CHANNELS else inner_tiles
@@ -175,28 +178,31 @@ def _map_gradients(
         weight_sums = tl.zeros((BLOCK_K, BLOCK_CHANNELS), tl.float32)
     for tile in range(split * chunk, tl.minimum(split * chunk + chunk, tiles)):
         start = tile_start(tile, outer_tiles, inner_tiles, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
+        if weight is not None:
+            mapped = _mapped(
+                x, whitening, mean, rows, start, sizes, x_strides,
+                BLOCK_K, BLOCK_COLUMNS, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR, PRECISION,
+            )  # fmt: skip
         grads = load_tile(grad, rows, start, sizes, grad_strides, BLOCK_OUTER, BLOCK_INNER, GRAD_NEXT, GRAD_DIVISOR)
-        values = load_tile(x, columns, start, sizes, x_strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
-        present = tile_positions(start, sizes, BLOCK_OUTER, BLOCK_INNER)
-        values = tl.where(present[None, :], values - centre[:, None], 0.0)
         if CHANNELS != NO_CHANNELS:
             again = tile % tiles_each > 0
             bias_sums = tl.where(again, bias_sums, 0.0) + _over_channel(grads, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
             if weight is not None:
-                mapped = tl.dot(map_block, values, input_precision=PRECISION) * grads
-                weight_sums = tl.where(again, weight_sums, 0.0) + _over_channel(
-                    mapped, BLOCK_OUTER, BLOCK_INNER, CHANNELS
-                )
+                mapped = _over_channel(mapped * grads, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
+                weight_sums = tl.where(again, weight_sums, 0.0) + mapped
                 grads *= load_channels(weight, rows, start, sizes, several, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
-            if tile % tiles_each == tiles_each - 1:
+            if column_block == 0 and tile % tiles_each == tiles_each - 1:
                 first_channel = start[0] if CHANNELS == OUTER_CHANNELS else start[1]
                 channel = first_channel + tl.arange(0, BLOCK_CHANNELS)
                 mask = (rows < features)[:, None] & (channel < several)[None, :]
                 entries = (problem * features + rows)[:, None] * several + channel[None, :]
                 tl.store(channels + entries, bias_sums, mask=mask)
                 if weight is not None:
-                    block_start = (column_block + 1).to(tl.int64) * matrices * features * several
-                    tl.store(channels + block_start + entries, weight_sums, mask=mask)
+                    all_samples = matrices.to(tl.int64) * features * several
+                    tl.store(channels + all_samples + entries, weight_sums, mask=mask)
+        values = load_tile(x, columns, start, sizes, x_strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
+        present = tile_positions(start, sizes, BLOCK_OUTER, BLOCK_INNER)
+        values = tl.where(present[None, :], values - centre[:, None], 0.0)
         offset += tl.sum(grads, 1)
         products = tl.dot(grads, tl.trans(values), products, input_precision=PRECISION)
 
@@ -207,6 +213,34 @@ def _map_gradients(
     if column_block == 0:
         offsets = sums + sums_matrices.to(tl.int64) * features * features + index * features
         tl.store(offsets + rows, offset, mask=rows < features)
+
+
+@triton.jit
+def _mapped(
+    x,
+    whitening,
+    mean,
+    rows,
+    start,
+    sizes,
+    strides,
+    BLOCK_K: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_OUTER: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    NEXT: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A tile of W(x - mean), one block of its features."""
+    mapped = tl.zeros((BLOCK_K, BLOCK_OUTER * BLOCK_INNER), tl.float32)
+    for first in range(0, sizes[0], BLOCK_COLUMNS):
+        columns = first + tl.arange(0, BLOCK_COLUMNS)
+        values = load_tile(x, columns, start, sizes, strides, BLOCK_OUTER, BLOCK_INNER, NEXT, DIVISOR)
+        values -= load_vector(mean, columns, sizes[0])[:, None]
+        matrix = load_matrix(whitening, rows, columns, sizes[0])
+        mapped = tl.dot(matrix, values, mapped, input_precision=PRECISION)
+    return mapped
 
 
 @triton.jit

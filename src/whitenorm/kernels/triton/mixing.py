@@ -71,7 +71,7 @@ def statistic_mean(
     own, batch, layer, k, features, PLACE: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, LN: tl.constexpr
 ):
     """The mean in one place of the mix, from those of the sample, of the batch, and of the layer."""
-    if PLACE in (BW, BN):
+    if PLACE == BW or PLACE == BN:
         mean = batch
     elif PLACE == LN:
         mean = tl.where(k < features, layer, 0.0)

@@ -15,9 +15,9 @@ from whitenorm.kernels.triton.tiles import (
     split_sums,
     store_matrix,
     sum_options,
+    sum_tiling,
     tile_positions,
     tile_start,
-    tiling,
 )
 from whitenorm.kernels.types import Measured, Moments
 
@@ -39,7 +39,7 @@ def moments(x: Tensor, own: bool, batch: bool) -> Measured:
 
 
 def _moments(x: Tensor, pooled: bool) -> Moments:
-    tiles = tiling((x,), pooled, channels=False)
+    tiles = sum_tiling((x,), pooled, channels=False)
     split = split_sums(tiles.tiles, tiles.matrices * tiles.feature_blocks**2)
     shape = (split.number, tiles.problems, tiles.groups, tiles.features)
     mean = x.new_empty(shape, dtype=torch.float32)

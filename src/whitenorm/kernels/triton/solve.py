@@ -18,6 +18,7 @@ from whitenorm.kernels.triton.mixing import (
     statistic_mean,
     weight_at,
 )
+from whitenorm.kernels.triton.scratch import put, scratch, times
 from whitenorm.kernels.triton.tiles import (
     EPSILON,
     identity,
@@ -31,6 +32,9 @@ from whitenorm.kernels.types import Measured, Method, Mixing, Moments, Running, 
 from whitenorm.solvers.base import smallest
 from whitenorm.solvers.newton import Newton
 
+# Y, Z and T of the iteration.
+SLOTS = tl.constexpr(3)
+
 
 def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Running | None) -> Solved:
     """The statistics pooled, Newton's matrices for them, and the running statistics updated in place."""
@@ -39,9 +43,10 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
     assert moments is not None
     problems, groups, features = moments.mean.shape
     whitening, mean, cov = (torch.empty_like(part) for part in (moments.cov, moments.mean, moments.cov))
+    programs, room = scratch(mean, problems * groups, features, SLOTS.value)
     launch(
         _solve,
-        (problems * groups,),
+        (programs,),
         whitening,
         *moments_of(measured.own if method.own else None),
         *moments_of(measured.batch if method.batch or running is not None else None),
@@ -49,7 +54,9 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
         whitening,
         mean,
         cov,
+        room,
         *_running(running, measured.batch),
+        matrices=problems * groups,
         groups=groups,
         features=features,
         steps=method.solver.steps,
@@ -78,7 +85,7 @@ def _running(running: Running | None, batch: Moments | None) -> tuple[Any, ...]:
     return running.mean, running.matrix, running.counter, running.momentum, number
 
 
-@triton.jit(do_not_specialize=["groups", "features", "steps"])
+@triton.jit(do_not_specialize=["matrices", "groups", "features", "steps"])
 def _solve(
     own_mean,
     own_cov,
@@ -89,11 +96,13 @@ def _solve(
     whitening,
     mean,
     cov,
+    scratch,
     running_mean,
     running_matrix,
     counter,
     momentum,
     number,
+    matrices,
     groups,
     features,
     steps,
@@ -112,71 +121,79 @@ def _solve(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (B · G): reads the moments of one group, of its sample (all groups, for the layer's) and of the batch, and
-    the logits; writes the pooled mean, the covariance solved for, and its matrix. The first sample's programs update
-    the running statistics of their group, and the very first counts the batch.
+    """Grid (programs): B · G matrices, one after the other. Reads the moments of one group, of its sample (all groups,
+    for the layer's) and of the batch, and the logits; writes the pooled mean, the covariance solved for, and its
+    matrix. With the first sample's matrices the running statistics of their group are updated, and the batch counted.
     """
-    matrix = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(0) % groups
+    slots = scratch + tl.program_id(0) * SLOTS * BLOCK_K * BLOCK_K
     k = tl.arange(0, BLOCK_K)
     eye = identity(k, features)
-    own_centre, own = load_moments(own_mean, own_cov, matrix, k, features, BLOCK_K)
-    batch_centre, batch = load_moments(batch_mean, batch_cov, group, k, features, BLOCK_K)
-    if mean_logits is None:
-        centre = batch_centre if IW < 0 else own_centre
-        pooled = batch if IW < 0 else own
-    else:
-        layer_mean, layer_variance = 0.0, 0.0
-        if LN >= 0:
-            sample = matrix // groups * groups * features
-            layer_mean, layer_variance = layer_moments(
-                own_mean + sample, own_cov + sample * features, groups * features, features, BLOCK_K
-            )
-        mean_weights, cov_weights = softmax(mean_logits, STATISTICS), softmax(cov_logits, STATISTICS)
-        centre = tl.zeros((BLOCK_K,), tl.float32)
-        pooled = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
-        for place in tl.static_range(STATISTICS):
-            one = statistic_mean(own_centre, batch_centre, layer_mean, k, features, place, BW, BN, LN)
-            centre += weight_at(mean_weights, place) * one
-            pooled += weight_at(cov_weights, place) * statistic_cov(
-                own, batch, layer_variance, eye, place, BW, IW, BN, IN
-            )
-    solved = scale * pooled + eps * eye
-    tl.store(mean + matrix * features + k, centre, mask=k < features)
-    store_matrix(cov + matrix * features * features, solved, k, k, features)
-    root = newton(solved, eye, steps, lost_trace, smallest, PRECISION)
-    store_matrix(whitening + matrix * features * features, root, k, k, features)
+    matrix = tl.program_id(0).to(tl.int64)
+    while matrix < matrices:
+        group = matrix % groups
+        own_centre, own = load_moments(own_mean, own_cov, matrix, k, features, BLOCK_K)
+        batch_centre, batch = load_moments(batch_mean, batch_cov, group, k, features, BLOCK_K)
+        if mean_logits is None:
+            centre = batch_centre if IW < 0 else own_centre
+            pooled = batch if IW < 0 else own
+        else:
+            layer_mean, layer_variance = 0.0, 0.0
+            if LN >= 0:
+                sample = matrix // groups * groups * features
+                layer_mean, layer_variance = layer_moments(
+                    own_mean + sample, own_cov + sample * features, groups * features, features, BLOCK_K
+                )
+            mean_weights, cov_weights = softmax(mean_logits, STATISTICS), softmax(cov_logits, STATISTICS)
+            centre = tl.zeros((BLOCK_K,), tl.float32)
+            pooled = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
+            for place in tl.static_range(STATISTICS):
+                one = statistic_mean(own_centre, batch_centre, layer_mean, k, features, place, BW, BN, LN)
+                centre += weight_at(mean_weights, place) * one
+                pooled += weight_at(cov_weights, place) * statistic_cov(
+                    own, batch, layer_variance, eye, place, BW, IW, BN, IN
+                )
+        solved = scale * pooled + eps * eye
+        tl.store(mean + matrix * features + k, centre, mask=k < features)
+        store_matrix(cov + matrix * features * features, solved, k, k, features)
+        root = _newton(solved, eye, slots, steps, lost_trace, smallest, BLOCK_K, PRECISION)
+        store_matrix(whitening + matrix * features * features, root, k, k, features)
 
-    if running_mean is not None or running_matrix is not None or counter is not None:
-        counts = matrix < groups
-        if number is not None:
-            counts = counts & (tl.load(number) > 0)
-        if counts:
-            share = number_of(momentum, MOMENTUM_IS_TENSOR)
-            if running_mean is not None:
-                entries = running_mean + group * features + k
-                old = tl.load(entries, mask=k < features, other=0.0)
-                tl.store(entries, _lerp(old, batch_centre, share), mask=k < features)
-            if running_matrix is not None:
-                entries = running_matrix + group * features * features
-                old = load_matrix(entries, k, k, features)
-                store_matrix(entries, _lerp(old, root if RUNNING_WHITENING else batch, share), k, k, features)
-            if counter is not None and group == 0:
-                tl.store(counter, tl.load(counter) + 1)
+        if running_mean is not None or running_matrix is not None or counter is not None:
+            counts = matrix < groups
+            if number is not None:
+                counts = counts & (tl.load(number) > 0)
+            if counts:
+                share = number_of(momentum, MOMENTUM_IS_TENSOR)
+                if running_mean is not None:
+                    entries = running_mean + group * features + k
+                    old = tl.load(entries, mask=k < features, other=0.0)
+                    tl.store(entries, _lerp(old, batch_centre, share), mask=k < features)
+                if running_matrix is not None:
+                    entries = running_matrix + group * features * features
+                    old = load_matrix(entries, k, k, features)
+                    store_matrix(entries, _lerp(old, root if RUNNING_WHITENING else batch, share), k, k, features)
+                if counter is not None and group == 0:
+                    tl.store(counter, tl.load(counter) + 1)
+        matrix += tl.num_programs(0)
 
 
 @triton.jit
-def newton(cov, eye, steps, lost_trace, smallest, PRECISION: tl.constexpr):
+def _newton(cov, eye, slots, steps, lost_trace, smallest, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
     """Newton's iteration in the coupled form, with the factor -1/2 in Y; :class:`whitenorm.solvers.newton.Newton`."""
+    zero = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
+    y, t, z = slots, slots + BLOCK_K * BLOCK_K, slots + 2 * BLOCK_K * BLOCK_K
     trace = tl.maximum(tl.sum(cov * eye) + lost_trace, smallest)
-    y = with_ridge(cov * (-0.5 / trace), eye, -1.0)
-    t = 1.5 * eye + y
-    z = tl.where(steps > 0, t, eye)
+    start = with_ridge(cov * (-0.5 / trace), eye, -1.0)
+    put(y, start, BLOCK_K)
+    put(t, start + 1.5 * eye, BLOCK_K)
+    root = tl.where(steps > 0, start + 1.5 * eye, eye)
+    put(z, root, BLOCK_K)
     for _ in range(1, steps):
-        y = tl.dot(y, t, input_precision=PRECISION)
-        t = 1.5 * eye + tl.dot(z, y, input_precision=PRECISION)
-        z = tl.dot(t, z, input_precision=PRECISION)
-    return z / tl.sqrt(trace)
+        put(y, times(y, t, zero, BLOCK_K, PRECISION), BLOCK_K)
+        put(t, times(z, y, 1.5 * eye, BLOCK_K, PRECISION), BLOCK_K)
+        root = times(t, z, zero, BLOCK_K, PRECISION)
+        put(z, root, BLOCK_K)
+    return root / tl.sqrt(trace)
 
 
 @triton.jit

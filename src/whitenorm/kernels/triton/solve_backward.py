@@ -18,6 +18,7 @@ from whitenorm.kernels.triton.mixing import (
     statistic_mean,
     weight_at,
 )
+from whitenorm.kernels.triton.scratch import get, put, scratch, times, times_symmetric, transposed
 from whitenorm.kernels.triton.solve import moments_of, with_ridge
 from whitenorm.kernels.triton.tiles import (
     block_features,
@@ -37,6 +38,10 @@ _ROWS = 4
 _SAMPLES = 8
 # Matrices at a time whose gradients of the logits are summed.
 _MATRICES = 64
+
+
+# U, S, Z, a product, and the derivatives of U and Z.
+SLOTS = tl.constexpr(6)
 
 
 def solve_backward(
@@ -95,9 +100,10 @@ def _pull_back(
     assert isinstance(method.solver, Newton)
     problems, groups, features = solved.mean.shape
     matrix, offset = torch.empty_like(solved.whitening), torch.empty_like(solved.mean)
+    programs, room = scratch(offset, problems * groups, features, SLOTS.value)
     launch(
         _pull_back_kernel,
-        (problems * groups,),
+        (programs,),
         matrix,
         grads.matrix.contiguous(),
         grads.offset.contiguous(),
@@ -110,6 +116,8 @@ def _pull_back(
         offset,
         vectors,
         inner,
+        room,
+        matrices=problems * groups,
         groups=groups,
         features=features,
         steps=method.solver.steps,
@@ -171,7 +179,7 @@ def _unmix(
     return own, batch, logits
 
 
-@triton.jit(do_not_specialize=["groups", "features", "steps"])
+@triton.jit(do_not_specialize=["matrices", "groups", "features", "steps"])
 def _pull_back_kernel(
     grad_matrix,
     grad_offset,
@@ -186,6 +194,8 @@ def _pull_back_kernel(
     offset,
     vectors,
     inner,
+    scratch,
+    matrices,
     groups,
     features,
     steps,
@@ -201,78 +211,93 @@ def _pull_back_kernel(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (B · G): reads the gradients of one map, its W and covariance, γ, and for the logits the moments; writes the
-    gradients of covariance and mean, of γ and β, and the inner products that the logits' gradients are made of.
+    """Grid (programs): B · G maps, one after the other. Reads the gradients of one map, its W and covariance, γ, and
+    for the logits the moments; writes the gradients of covariance and mean, of γ and β, and the inner products that
+    the logits' gradients are made of.
     """
-    index = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(0) % groups
+    slots = scratch + tl.program_id(0) * SLOTS * BLOCK_K * BLOCK_K
     k = tl.arange(0, BLOCK_K)
     eye = identity(k, features)
-    start = index * features * features
-    root = load_matrix(whitening + start, k, k, features)
-    grad = load_matrix(grad_matrix + start, k, k, features)
-    grad_of_mean = load_vector(grad_offset + index * features, k, features)
-    if vectors is not None:
-        entries = vectors + index * features + k
-        tl.store(entries, tl.sum(grad * root, 1), mask=k < features)
-        tl.store(entries + tl.num_programs(0).to(tl.int64) * features, grad_of_mean, mask=k < features)
-    if weight is not None:
-        scale = load_vector(weight + group * features, k, features)
-        grad *= scale[:, None]
-        grad_of_mean *= scale
-    grad_of_mean = -tl.sum(root * grad_of_mean[:, None], 0)
-    tl.store(offset + index * features + k, grad_of_mean, mask=k < features)
+    index = tl.program_id(0).to(tl.int64)
+    while index < matrices:
+        group = index % groups
+        start = index * features * features
+        root = load_matrix(whitening + start, k, k, features)
+        grad = load_matrix(grad_matrix + start, k, k, features)
+        grad_of_mean = load_vector(grad_offset + index * features, k, features)
+        if vectors is not None:
+            entries = vectors + index * features + k
+            tl.store(entries, tl.sum(grad * root, 1), mask=k < features)
+            tl.store(entries + matrices.to(tl.int64) * features, grad_of_mean, mask=k < features)
+        if weight is not None:
+            scale = load_vector(weight + group * features, k, features)
+            grad *= scale[:, None]
+            grad_of_mean *= scale
+        grad_of_mean = -tl.sum(root * grad_of_mean[:, None], 0)
+        tl.store(offset + index * features + k, grad_of_mean, mask=k < features)
 
-    through_trace = tl.sum(grad * root) / 2
-    solved = load_matrix(cov + start, k, k, features)
-    trace = tl.maximum(tl.sum(solved * eye) + lost_trace, smallest)
-    along = (grad + tl.trans(grad)) * (0.5 / tl.sqrt(trace))
-    derivative = _derivative(with_ridge(solved / trace, eye, 1.0), along, eye, steps, PRECISION)
-    derivative = (derivative + tl.trans(derivative)) / 2
-    solved = load_matrix(cov + start, k, k, features)
-    through_trace += tl.sum(derivative * solved) / trace
-    grad_of_cov = (derivative - through_trace * eye) * (factor / trace)
-    store_matrix(matrix + start, grad_of_cov, k, k, features)
+        through_trace = tl.sum(grad * root) / 2
+        solved = load_matrix(cov + start, k, k, features)
+        trace = tl.maximum(tl.sum(solved * eye) + lost_trace, smallest)
+        put(slots, grad * (0.5 / tl.sqrt(trace)), BLOCK_K)
+        along = get(slots, BLOCK_K) + transposed(slots, BLOCK_K)
+        _derivative(slots, with_ridge(solved / trace, eye, 1.0), along, eye, steps, BLOCK_K, PRECISION)
+        last = slots + (SLOTS - 1) * BLOCK_K * BLOCK_K
+        derivative = (get(last, BLOCK_K) + transposed(last, BLOCK_K)) / 2
+        solved = load_matrix(cov + start, k, k, features)
+        through_trace += tl.sum(derivative * solved) / trace
+        grad_of_cov = (derivative - through_trace * eye) * (factor / trace)
+        store_matrix(matrix + start, grad_of_cov, k, k, features)
 
-    if inner is not None:
-        own_centre, own = load_moments(own_mean, own_cov, index, k, features, BLOCK_K)
-        batch_centre, batch = load_moments(batch_mean, batch_cov, group, k, features, BLOCK_K)
-        layer_mean, layer_variance = 0.0, 0.0
-        if LN >= 0:
-            sample = index // groups * groups * features
-            layer_mean, layer_variance = layer_moments(
-                own_mean + sample, own_cov + sample * features, groups * features, features, BLOCK_K
-            )
-        place = tl.arange(0, PLACES)
-        mean_inner = tl.zeros((PLACES,), tl.float32)
-        cov_inner = tl.zeros((PLACES,), tl.float32)
-        first_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, 0, BW, BN, LN)
-        first_cov = statistic_cov(own, batch, layer_variance, eye, 0, BW, IW, BN, IN)
-        for other in tl.static_range(1, STATISTICS):
-            one_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, other, BW, BN, LN)
-            one_cov = statistic_cov(own, batch, layer_variance, eye, other, BW, IW, BN, IN)
-            mean_inner += tl.where(place == other, tl.sum(grad_of_mean * (one_mean - first_mean)), 0.0)
-            cov_inner += tl.where(place == other, tl.sum(grad_of_cov * (one_cov - first_cov)), 0.0)
-        tl.store(inner + index * 2 * PLACES + place, mean_inner)
-        tl.store(inner + index * 2 * PLACES + PLACES + place, cov_inner)
+        if inner is not None:
+            own_centre, own = load_moments(own_mean, own_cov, index, k, features, BLOCK_K)
+            batch_centre, batch = load_moments(batch_mean, batch_cov, group, k, features, BLOCK_K)
+            layer_mean, layer_variance = 0.0, 0.0
+            if LN >= 0:
+                sample = index // groups * groups * features
+                layer_mean, layer_variance = layer_moments(
+                    own_mean + sample, own_cov + sample * features, groups * features, features, BLOCK_K
+                )
+            place = tl.arange(0, PLACES)
+            mean_inner = tl.zeros((PLACES,), tl.float32)
+            cov_inner = tl.zeros((PLACES,), tl.float32)
+            first_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, 0, BW, BN, LN)
+            first_cov = statistic_cov(own, batch, layer_variance, eye, 0, BW, IW, BN, IN)
+            for other in tl.static_range(1, STATISTICS):
+                one_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, other, BW, BN, LN)
+                one_cov = statistic_cov(own, batch, layer_variance, eye, other, BW, IW, BN, IN)
+                mean_inner += tl.where(place == other, tl.sum(grad_of_mean * (one_mean - first_mean)), 0.0)
+                cov_inner += tl.where(place == other, tl.sum(grad_of_cov * (one_cov - first_cov)), 0.0)
+            tl.store(inner + index * 2 * PLACES + place, mean_inner)
+            tl.store(inner + index * 2 * PLACES + PLACES + place, cov_inner)
+        index += tl.num_programs(0)
 
 
 @triton.jit
-def _derivative(start, along, eye, steps, PRECISION: tl.constexpr):
-    """The derivative of Newton's last Z by the start, along a direction, both symmetric; as in the solver."""
-    u, du = start, along
-    s = 1.5 * eye - 0.5 * u
-    z = s
-    dz = tl.where(steps > 0, -0.5, 0.0) * du
+def _derivative(u, start, along, eye, steps, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """The derivative of Newton's last Z by the start, along a direction, both symmetric; as in the solver.
+
+    ``u`` is the first slot; the derivative is left in the last.
+    """
+    zero = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
+    size: tl.constexpr = BLOCK_K * BLOCK_K
+    s, z, m, du, dz = u + size, u + 2 * size, u + 3 * size, u + 4 * size, u + 5 * size
+    put(u, start, BLOCK_K)
+    put(s, 1.5 * eye - 0.5 * start, BLOCK_K)
+    put(z, 1.5 * eye - 0.5 * start, BLOCK_K)
+    put(du, along, BLOCK_K)
+    put(dz, tl.where(steps > 0, -0.5, 0.0) * along, BLOCK_K)
     for _ in range(1, steps):
-        m = tl.dot(du, s, input_precision=PRECISION)
-        both = m + tl.trans(m)
-        du = tl.dot(m, s, input_precision=PRECISION) - 0.5 * tl.dot(u, both, input_precision=PRECISION)
-        u = tl.dot(tl.dot(u, s, input_precision=PRECISION), s, input_precision=PRECISION)
-        s = 1.5 * eye - 0.5 * u
-        dz = tl.dot(dz, s, input_precision=PRECISION) - 0.5 * tl.dot(z, du, input_precision=PRECISION)
-        z = tl.dot(z, s, input_precision=PRECISION)
-    return dz
+        put(m, times(du, s, zero, BLOCK_K, PRECISION), BLOCK_K)
+        both = times_symmetric(u, m, zero, BLOCK_K, PRECISION)
+        put(du, times(m, s, -0.5 * both, BLOCK_K, PRECISION), BLOCK_K)
+        put(m, times(u, s, zero, BLOCK_K, PRECISION), BLOCK_K)
+        squared = times(m, s, zero, BLOCK_K, PRECISION)
+        put(u, squared, BLOCK_K)
+        put(s, 1.5 * eye - 0.5 * squared, BLOCK_K)
+        through = times(z, du, zero, BLOCK_K, PRECISION)
+        put(dz, times(dz, s, -0.5 * through, BLOCK_K, PRECISION), BLOCK_K)
+        put(z, times(z, s, zero, BLOCK_K, PRECISION), BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["own_programs", "batch_programs", "problems", "groups", "features"])

@@ -16,16 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Positions of a tile.
-BLOCK_POSITIONS = 64
+# Positions of a tile where they are summed over, and where they are mapped; features of one that are multiplied at a
+# time. Larger ones spill registers.
+SUM_POSITIONS = 32
+MAP_POSITIONS = 128
+BLOCK_COLUMNS = 16
 # Features of a tile at most; larger matrices are made of several.
 LARGEST_BLOCK = 64
 # So many programs fill a card: with fewer matrices than that, several programs share one.
 ENOUGH_PROGRAMS = 128
 # So many do it evenly.
 MANY_PROGRAMS = 512
-# Tiles that are worth a matrix of partial sums, and worth loading a matrix for.
-LEAST_TILES = 8
+# Tiles that are worth a matrix of partial sums.
+LEAST_TILES = 16
+# Tiles that a program maps at most.
+MOST_TILES = 8
 # Channels of a tile at most, where they are neighbours in memory.
 LARGEST_CHANNEL_BLOCK = 16
 
@@ -86,7 +91,6 @@ class Tiling(NamedTuple):
     def blocks(self) -> dict[str, int]:
         return {
             "BLOCK_K": self.block_features,
-            "FEATURE_BLOCKS": self.feature_blocks,
             "BLOCK_OUTER": self.block_outer,
             "BLOCK_INNER": self.block_inner,
             "CHANNELS": self.channels,
@@ -126,13 +130,23 @@ def block_features(features: int) -> int:
     return max(16, min(LARGEST_BLOCK, triton.next_power_of_2(features)))
 
 
-def tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+    """For the kernels that sum over the tensors."""
+    return tiling(tensors, pooled, channels, SUM_POSITIONS)
+
+
+def map_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+    """For the kernels that map them."""
+    return tiling(tensors, pooled, channels, MAP_POSITIONS)
+
+
+def tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
     """How tensors ``[N, G, K, J, P]`` are walked through together.
 
     With ``pooled`` all samples are one problem, if each feature has one channel. With ``channels`` an index is kept for
     these, if there are several.
     """
-    first, block_positions = tensors[0], BLOCK_POSITIONS
+    first = tensors[0]
     samples, groups, features, several, _ = first.shape
     axes = (3, 4) if several > 1 else (0, 4) if pooled else (4,)
     axes = tuple(axis for axis in axes if first.shape[axis] > 1) or (4,)
@@ -181,8 +195,8 @@ def split_sums(tiles: int, programs: int) -> Split:
 
 
 def split_map(tiles: int, programs: int) -> Split:
-    """Many programs for each problem: each takes a few tiles, and its own copy of the matrices."""
-    chunk = min(LEAST_TILES, max(1, tiles * programs // MANY_PROGRAMS))
+    """Many programs for each problem: each takes a few tiles."""
+    chunk = min(MOST_TILES, max(1, tiles * programs // MANY_PROGRAMS))
     return Split(triton.cdiv(tiles, chunk), chunk)
 
 
@@ -198,12 +212,22 @@ def _has_tf32(device: torch.device) -> bool:
 
 def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """How the kernels that sum over x are compiled."""
-    return {"PRECISION": precision(like.device), "num_warps": 8 if tiles.block_features == 64 else 4, "num_stages": 2}
+    return {
+        "FEATURE_BLOCKS": tiles.feature_blocks,
+        "PRECISION": precision(like.device),
+        "num_warps": 8 if tiles.block_features == 64 else 4,
+        "num_stages": 1,
+    }
 
 
 def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
-    """How the kernels that map x are compiled."""
-    return {"PRECISION": precision(like.device), "num_warps": 8 if tiles.block_features == 64 else 4, "num_stages": 1}
+    """How the kernels that map x are compiled; their products are made of a few features at a time."""
+    return {
+        "BLOCK_COLUMNS": BLOCK_COLUMNS,
+        "PRECISION": precision(like.device),
+        "num_warps": 8 if tiles.block_features == 64 else 4,
+        "num_stages": 1,
+    }
 
 
 def solve_options(features: int, like: Tensor) -> dict[str, Any]:
