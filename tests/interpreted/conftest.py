@@ -1,0 +1,35 @@
+"""Tests of the Triton kernels in Triton's interpreter, which has to be chosen before Triton is imported."""
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    collect_ignore_glob = ["*.py"]
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The names of the kernels launched so far."""
+    from whitenorm.kernels.triton import apply, input_gradient, map_gradients, moments, solve, solve_backward, tiles
+
+    names = []
+
+    def launch(kernel, *arguments, **options):
+        names.append(kernel.fn.__name__)
+        tiles.launch(kernel, *arguments, **options)
+
+    for module in (apply, input_gradient, map_gradients, moments, solve, solve_backward):
+        monkeypatch.setattr(f"{module.__module__}.launch", launch)
+    return names
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "split"])
+def split(request, monkeypatch):
+    """Once as few programs as there are matrices, and once several for each."""
+    if request.param:
+        monkeypatch.setattr("whitenorm.kernels.triton.tiles.LEAST_TILES", 1)
+    else:
+        monkeypatch.setattr("whitenorm.kernels.triton.tiles.ENOUGH_PROGRAMS", 1)
+        monkeypatch.setattr("whitenorm.kernels.triton.tiles.MANY_PROGRAMS", 1)
+    return request.param

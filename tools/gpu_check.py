@@ -1,0 +1,260 @@
+"""Compile every Triton kernel for cards that need not be there, and report what each asks of them.
+
+python -m tools.gpu_check [--targets sm_80 gfx942] [--features 64] [--kernels apply] [--write]
+
+It fails where a kernel asks for more shared memory than a block of the card may have, or where one of the kernels that
+pass over x spills registers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+from whitenorm.kernels import triton as kernels
+from whitenorm.kernels.types import Method, Mixing
+from whitenorm.solvers import Newton
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_check.md"
+OPERATIONS = tuple(kernels.__all__)
+FEATURES = (16, 32, 64)
+DTYPES = (torch.float32, torch.bfloat16)
+PASS_OVER_X = ("_partial_moments", "_apply", "_map_gradients", "_input_gradient")
+
+
+class Card(NamedTuple):
+    """A target, its shared memory for one block in bytes, and how it multiplies float32."""
+
+    target: GPUTarget
+    shared: int
+    precision: str
+
+
+CARDS = {
+    "sm_80": Card(GPUTarget("cuda", 80, 32), 163 * 1024, "tf32x3"),
+    "sm_90": Card(GPUTarget("cuda", 90, 32), 227 * 1024, "tf32x3"),
+    "sm_100": Card(GPUTarget("cuda", 100, 32), 227 * 1024, "tf32x3"),
+    "gfx942": Card(GPUTarget("hip", "gfx942", 64), 64 * 1024, "ieee"),
+}
+
+
+class Launch(NamedTuple):
+    """A kernel as a layer launches it."""
+
+    layer: str
+    features: int
+    dtype: torch.dtype
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.fn.__name__
+
+
+class Row(NamedTuple):
+    """What a kernel asks of a card; ``problem`` says why it must not."""
+
+    launch: Launch
+    card: str
+    shared: int = 0
+    registers: int = 0
+    spilled: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=list(CARDS), choices=list(CARDS))
+    parser.add_argument("--features", nargs="+", type=int, default=list(FEATURES), help="K")
+    parser.add_argument("--kernels", nargs="+", default=[], help="parts of their names; all, if none are given")
+    parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name} of the benchmarks")
+    options = parser.parse_args()
+    launches = [
+        launch
+        for launch in all_launches(tuple(options.features))
+        if not options.kernels or any(name in launch.name for name in options.kernels)
+    ]
+    rows = []
+    for card in options.targets:
+        for launch in launches:
+            rows.append(measure(launch, card))
+            print(line(rows[-1]), flush=True)
+    if options.write:
+        RESULTS.write_text(table(rows))
+    return int(any(row.problem for row in rows))
+
+
+def all_launches(features: tuple[int, ...]) -> list[Launch]:
+    """Every kernel of a training step of each kind of layer, once."""
+    found: dict[str, Launch] = {}
+    for size in features:
+        for dtype in DTYPES:
+            for layer, shape, statistics in (
+                ("batch", (64, 4, size, 1, 1024), ("bw",)),
+                ("group", (64, 1, size, 4, 1024), ("iw",)),
+                ("switchable", (64, 4, size, 1, 1024), ("bw", "iw", "bn", "in", "ln")),
+            ):
+                x = torch.empty(shape, dtype=dtype, device="meta")
+                for launch in recorded(layer, x, Method(statistics, Newton(), 1e-5)):
+                    found.setdefault(repr((launch.name, signature(launch), constants(launch), launch.options)), launch)
+    return list(found.values())
+
+
+def recorded(layer: str, x: Tensor, method: Method) -> list[Launch]:
+    """What a training step would launch, without a card or memory."""
+    launches: list[Launch] = []
+
+    def record(kernel: Any, grid: tuple[int, ...], like: Tensor, *positional: Any, **named: Any) -> None:
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        arguments = dict(zip(kernel.arg_names, positional, strict=False)) | named
+        launches.append(Launch(layer, x.shape[2], x.dtype, kernel, arguments, options))
+
+    with recording(record):
+        step(x, method)
+    return launches
+
+
+@contextlib.contextmanager
+def recording(record: Any) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in OPERATIONS:
+            module = sys.modules[f"{kernels.__name__}.{name}"]
+            stack.enter_context(mock.patch.object(module, "launch", record))
+        yield
+
+
+def step(x: Tensor, method: Method) -> None:
+    weight, bias = (x.new_empty(x.shape[1:4], dtype=torch.float32) for _ in range(2))
+    logits = [x.new_empty(len(method.statistics), dtype=torch.float32) for _ in range(2)]
+    mixing = Mixing(*logits) if len(method.statistics) > 1 else None
+    measured = kernels.moments(x, method.own, method.batch)
+    solved = kernels.solve(measured, method, mixing, None)
+    kernels.apply(x, solved.whitening, solved.mean, weight, bias)
+    grads = kernels.map_gradients(x, x, solved.whitening, solved.mean, weight)
+    back = kernels.solve_backward(grads, solved, measured, method, weight, bias, mixing, False)
+    own_mean, batch_mean = (None if part is None else part.mean for part in measured)
+    kernels.input_gradient(x, x, solved.whitening, weight, back.own, own_mean, back.batch, batch_mean)
+
+
+def signature(launch: Launch) -> dict[str, str]:
+    return {
+        param.name: "constexpr" if param.is_constexpr else type_name(launch.arguments[param.name])
+        for param in launch.kernel.params
+    }
+
+
+def constants(launch: Launch) -> dict[str, Any]:
+    return {name: launch.arguments[name] for name, type_ in signature(launch).items() if type_ == "constexpr"}
+
+
+def type_name(value: Any) -> str:
+    if value is None:
+        return "constexpr"
+    if isinstance(value, Tensor):
+        names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64"}
+        return "*" + names[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
+
+
+def source(launch: Launch, precision: str) -> ASTSource:
+    types, values = signature(launch), constants(launch)
+    if "PRECISION" in values:
+        values["PRECISION"] = precision
+    aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(types.values()) if type_.startswith("*")}
+    return ASTSource(launch.kernel, types, values, aligned)
+
+
+def measure(launch: Launch, name: str) -> Row:
+    card = CARDS[name]
+    begin = time.perf_counter()
+    try:
+        compiled = triton.compile(source(launch, card.precision), target=card.target, options=launch.options)
+    except RuntimeError as error:
+        return Row(launch, name, problem=f"not compiled: {str(error).splitlines()[0]}")
+    seconds = time.perf_counter() - begin
+    registers, spilled = used(compiled.asm, card.target)
+    shared = compiled.metadata.shared
+    problem = ""
+    if shared > card.shared:
+        problem = f"a block has {card.shared // 1024} KB"
+    elif spilled and launch.name in PASS_OVER_X:
+        problem = "spills"
+    return Row(launch, name, shared, registers, spilled, seconds, problem)
+
+
+def used(assembly: dict[str, Any], target: GPUTarget) -> tuple[int, int]:
+    """Registers of a thread, and bytes it spills."""
+    if target.backend == "hip":
+        text = assembly["amdgcn"]
+        registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
+        return registers, 4 * int(re.search(r"\.vgpr_spill_count:\s+(\d+)", text)[1])
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(assembly["ptx"])
+        file.flush()
+        architecture = re.search(r"\.target (\w+)", assembly["ptx"])[1]
+        # As Triton calls it.
+        options = ("-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={architecture}")
+        command = [get_ptxas(target.arch).path, *options, file.name, "-o", "/dev/null"]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return int(re.search(r"Used (\d+) registers", report)[1]), int(re.search(r"(\d+) bytes spill stores", report)[1])
+
+
+HEAD = ("kernel", "layer", "card", "K", "dtype", "warps", "shared KB", "registers", "spilled B", "compiled s", "")
+
+
+def cells(row: Row) -> list[str]:
+    launch = row.launch
+    return [
+        launch.name.strip("_").removesuffix("_kernel"),
+        launch.layer,
+        row.card,
+        str(launch.features),
+        str(launch.dtype).removeprefix("torch."),
+        str(launch.options.get("num_warps", 4)),
+        f"{row.shared / 1024:.0f}",
+        str(row.registers),
+        str(row.spilled),
+        f"{row.seconds:.1f}",
+        row.problem,
+    ]
+
+
+def line(row: Row) -> str:
+    return "  ".join(f"{cell:<{max(5, len(head))}}" for cell, head in zip(cells(row), HEAD, strict=True))
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "# What the Triton kernels ask of a card",
+        "",
+        f"Compiled with triton {triton.__version__} for cards that were not there, for contiguous inputs; "
+        "`python -m tools.gpu_check --write` writes this table. Spills are bytes a thread stores.",
+        "",
+        f"| {' | '.join(HEAD)} |",
+        f"|{' --- |' * len(HEAD)}",
+        *(f"| {' | '.join(cells(row))} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
