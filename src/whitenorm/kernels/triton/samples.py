@@ -26,13 +26,17 @@ from torch import Tensor
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny ** 0.5)
 _ROUNDING = tl.constexpr(2 * torch.finfo(torch.float32).eps)
 
-# The least size of a side that matrix units take.
-_SMALLEST_TILE = 16
+# The least size of a side that matrix units take, which is also the rows of a warp, and the largest for which the
+# iteration stays in registers.
+_WARP_ROWS = 16
 _LARGEST_ROWS = 32
-_LARGEST_TILE = 2048
-# Multiprocessors of a card that does not tell, and how many programs of a kernel that sums over samples each gets.
+# The columns that warps take beside their matrices without spilling much, and the largest number of columns.
+_WARP_COLUMNS = 64
+_LARGEST_COLUMNS = 128
+# Warps of such programs that a multiprocessor has the registers for, and the multiprocessors of a card that does not
+# tell.
+_WARPS_A_PROCESSOR = 8
 _PROCESSORS = 132
-_PROGRAMS_A_PROCESSOR = 4
 
 
 class _Tile(NamedTuple):
@@ -44,7 +48,7 @@ class _Tile(NamedTuple):
 
     @property
     def warps(self) -> int:
-        return 4
+        return self.rows // _WARP_ROWS * max(1, self.columns // _WARP_COLUMNS)
 
 
 def fits(x: Tensor) -> bool:
@@ -56,7 +60,7 @@ def fits(x: Tensor) -> bool:
         (True, False)
     """
     tile = _tile(x)
-    return tile.rows <= _LARGEST_ROWS and tile.rows * tile.columns <= _LARGEST_TILE
+    return tile.rows <= _LARGEST_ROWS and tile.columns <= _LARGEST_COLUMNS
 
 
 def whiten_samples(
@@ -110,7 +114,7 @@ def whiten_samples_backward(
     None without γ or β.
     """
     tile = _tile(x)
-    programs = min(x.shape[0], _programs(x.device))
+    programs = min(x.shape[0], _programs(x.device, tile))
     dx = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     sums = [
         None if tensor is None else x.new_empty(programs, *x.shape[2:], dtype=torch.float32)
@@ -142,22 +146,22 @@ def _tile(x: Tensor) -> _Tile:
 
 
 def _padded(size: int) -> int:
-    return max(_SMALLEST_TILE, triton.next_power_of_2(size))
+    return max(_WARP_ROWS, triton.next_power_of_2(size))
 
 
-def _programs(device: torch.device) -> int:
-    """How many programs share the samples, each with a partial sum of its own."""
-    if device.type != "cuda":
-        return _PROCESSORS * _PROGRAMS_A_PROCESSOR
-    return torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_A_PROCESSOR
+def _programs(device: torch.device, tile: _Tile) -> int:
+    """How many programs share the samples, each with partial sums of its own: as many as run at a time."""
+    processors = _PROCESSORS
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return processors * max(1, _WARPS_A_PROCESSOR // tile.warps)
 
 
 def _precision(device: torch.device) -> str:
-    """How products are computed: from three of TF32 where the card has it, which is nearly float32."""
-    has_tf32 = (
-        device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-    return "tf32x3" if has_tf32 else "ieee"
+    """How products are computed: from three of TF32, which is nearly float32, where the card has it."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "ieee"
+    return "tf32x3" if torch.cuda.get_device_capability(device) >= (8, 0) else "ieee"
 
 
 def _packed(parameter: Tensor | None) -> Tensor | None:
@@ -188,7 +192,7 @@ def _constants(x: Tensor, tile: _Tile, steps: int) -> dict[str, object]:
     }
 
 
-@triton.jit(do_not_specialize=["eps", "extra_trace"])
+@triton.jit
 def _forward(
     x_ptr,
     weight_ptr,
@@ -211,8 +215,7 @@ def _forward(
 ):
     """Grid (N,). A program reads one sample, γ and β, and writes the sample's y."""
     feature, value, inside = _places(K, J * P, ROWS, COLUMNS, TURNED)
-    sample = tl.program_id(0).to(tl.int64) * stride_n
-    sample += feature * stride_k + (value // P) * stride_j + (value % P) * stride_p
+    sample = tl.program_id(0).to(tl.int64) * stride_n + _offsets(feature, value, stride_k, stride_j, stride_p, P)
     x = tl.load(x_ptr + sample, inside, 0.0).to(tl.float32)
     x = _centred(x, inside, J * P, TURNED)
     eye = _eye(J * P if TURNED else K, ROWS)
@@ -225,7 +228,7 @@ def _forward(
     tl.store(y_ptr + sample, y.to(y_ptr.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["N", "eps", "extra_trace"])
+@triton.jit(do_not_specialize=["N"])
 def _backward(
     grad_ptr,
     x_ptr,
@@ -253,35 +256,29 @@ def _backward(
     STEPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (programs,). A program reads every so manieth sample and its grad, and γ. It writes the samples' dx, and its
-    own sums over them for dγ and dβ, ``(programs, K, J, P)``.
+    """Grid (programs,). A program reads γ, and x and grad of the samples whose number leaves its own as remainder; it
+    writes their dx, and their sums for dγ and dβ into its part of ``(programs, K, J, P)``.
     """
     L: tl.constexpr = J * P
     feature, value, inside = _places(K, L, ROWS, COLUMNS, TURNED)
     eye = _eye(L if TURNED else K, ROWS)
-    place = feature * stride_k + (value // P) * stride_j + (value % P) * stride_p
-    grad_place = feature * grad_stride_k + (value // P) * grad_stride_j + (value % P) * grad_stride_p
+    offsets = _offsets(feature, value, stride_k, stride_j, stride_p, P)
+    grad_offsets = _offsets(feature, value, grad_stride_k, grad_stride_j, grad_stride_p, P)
     dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
     dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
     for n in range(tl.program_id(0), N, tl.num_programs(0)):
-        sample = tl.cast(n, tl.int64) * stride_n + place
-        x = tl.load(x_ptr + sample, inside, 0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + tl.cast(n, tl.int64) * grad_stride_n + grad_place, inside, 0.0).to(tl.float32)
-        x = _centred(x, inside, L, TURNED)
+        sample = tl.cast(n, tl.int64) * stride_n + offsets
+        grad_sample = tl.cast(n, tl.int64) * grad_stride_n + grad_offsets
+        x = _centred(tl.load(x_ptr + sample, inside, 0.0).to(tl.float32), inside, L, TURNED)
+        grad = tl.load(grad_ptr + grad_sample, inside, 0.0).to(tl.float32)
         inner = grad
         if weight_ptr is not None:
             inner *= tl.load(weight_ptr + feature * J + value // P, inside, 0.0)
+        # W keeps means zero, so that centring may come first on the way back as well.
         inner = _centred(inner, inside, L, TURNED)
-        trace, start = _start(x, eye, L, eps, extra_trace, PRECISION)
-        along = tl.dot(inner, tl.trans(x), input_precision=PRECISION)
-        along = (along + tl.trans(along)) / (2 * tl.sqrt(trace))
-        z, dz = _newton_with_derivative(start, along, eye, STEPS, PRECISION)
-        # tr Σ enters W twice: by Σ / tr Σ, and by 1 / √(tr Σ).
-        through_trace = tl.sum(along * z) / 2 + tl.sum(dz * start)
-        dcov = ((dz + tl.trans(dz)) / 2 - through_trace * eye) / trace
-        whitening = z / tl.sqrt(trace)
+        whitening, dcov = _solve_and_pull_back(x, inner, eye, L, eps, extra_trace, STEPS, PRECISION)
         dx = tl.dot(whitening, inner, input_precision=PRECISION)
-        dx += tl.dot(dcov, x, input_precision=PRECISION) * (2 / L)
+        dx = tl.dot(dcov * (2 / L), x, dx, input_precision=PRECISION)
         tl.store(dx_ptr + sample, dx.to(dx_ptr.dtype.element_ty), inside)
         if dweight_ptr is not None:
             dweight += grad * tl.dot(whitening, x, input_precision=PRECISION)
@@ -302,6 +299,12 @@ def _places(K: tl.constexpr, L: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.co
     feature = columns if TURNED else rows
     value = rows if TURNED else columns
     return feature, value, (feature < K) & (value < L)
+
+
+@triton.jit
+def _offsets(feature, value, stride_k, stride_j, stride_p, P: tl.constexpr):
+    """Where the entries of a tile lie in a sample."""
+    return feature * stride_k + (value // P) * stride_j + (value % P) * stride_p
 
 
 @triton.jit
@@ -329,39 +332,64 @@ def _start(x, eye, L: tl.constexpr, eps, extra_trace, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _solve_and_pull_back(x, grad, eye, L: tl.constexpr, eps, extra_trace, STEPS: tl.constexpr, PRECISION: tl.constexpr):
+    """W of a centred x, and the gradient of the covariance from that of W·x.
+
+    W is a polynomial of a symmetric matrix: its derivative is its own adjoint, and takes a gradient back.
+    """
+    trace, start = _start(x, eye, L, eps, extra_trace, PRECISION)
+    along = tl.dot(grad, tl.trans(x), input_precision=PRECISION)
+    along = (along + tl.trans(along)) / (2 * tl.sqrt(trace))
+    z, dz = _newton_with_derivative(start, along, eye, STEPS, PRECISION)
+    # The trace divides both Σ and, by its root, the last Z.
+    through_trace = tl.sum(along * z) / 2 + tl.sum(dz * start)
+    dcov = ((dz + tl.trans(dz)) / 2 - through_trace * eye) / trace
+    return z / tl.sqrt(trace), dcov
+
+
+@triton.jit
 def _newton(start, eye, STEPS: tl.constexpr, PRECISION: tl.constexpr):
-    """The last Z of the coupled iteration T = (3I - Z·Y)/2, Y ← Y·T, Z ← T·Z, from Y = start and Z = I."""
+    """The last Z of Newton's iteration: with U = Z²·start, U ← U·(3I - U)²/4 and Z ← Z·(3I - U)/2, from Z = I.
+
+    Each step but the first, whose Z is I, is three products with the same matrix on their right.
+    """
     if STEPS == 0:
         return eye
-    y = start
-    t = 1.5 * eye - 0.5 * y
-    z = t
+    u = start
+    z = 1.5 * eye - 0.5 * u
     for _ in range(1, STEPS):
-        y = tl.dot(y, t, input_precision=PRECISION)
-        t = 1.5 * eye - 0.5 * tl.dot(z, y, input_precision=PRECISION)
-        z = tl.dot(t, z, input_precision=PRECISION)
+        u = _next(u, PRECISION)
+        z = 1.5 * z - 0.5 * tl.dot(z, u, input_precision=PRECISION)
     return z
 
 
 @triton.jit
 def _newton_with_derivative(start, along, eye, STEPS: tl.constexpr, PRECISION: tl.constexpr):
-    """The last Z, and its derivative by the start in a symmetric direction, as in whitenorm.solvers.newton.
+    """The last Z, and its derivative by the start in a symmetric direction.
 
-    With U = Z²·start and S = (3I - U)/2 a step is U ← U·S², Z ← Z·S, and with M = dU·S
-    dU ← M·S - U·(M + Mᵀ)/2, dZ ← dZ·S - Z·dU/2 of the old dU and the new S.
+    With A = dU·U + U·dU/2 and C = A·U, that of U·(3I - U)²/4 is H + Hᵀ of H = 9/8·dU - A + C/4. It is symmetric to the
+    last bit: what is not would grow from step to step.
     """
     if STEPS == 0:
         return eye, tl.zeros_like(eye)
     u = start
     du = along
-    s = 1.5 * eye - 0.5 * u
-    z = s
+    z = 1.5 * eye - 0.5 * u
     dz = -0.5 * du
     for _ in range(1, STEPS):
-        m = tl.dot(du, s, input_precision=PRECISION)
-        du = tl.dot(m, s, input_precision=PRECISION) - 0.5 * tl.dot(u, m + tl.trans(m), input_precision=PRECISION)
-        u = tl.dot(tl.dot(u, s, input_precision=PRECISION), s, input_precision=PRECISION)
-        s = 1.5 * eye - 0.5 * u
-        dz = tl.dot(dz, s, input_precision=PRECISION) - 0.5 * tl.dot(z, du, input_precision=PRECISION)
-        z = tl.dot(z, s, input_precision=PRECISION)
+        a = tl.dot(du, u, input_precision=PRECISION)
+        a += 0.5 * tl.trans(a)
+        half = 1.125 * du - a + 0.25 * tl.dot(a, u, input_precision=PRECISION)
+        du = half + tl.trans(half)
+        u = _next(u, PRECISION)
+        product = tl.dot(dz, u, tl.dot(z, du, input_precision=PRECISION), input_precision=PRECISION)
+        dz = 1.5 * dz - 0.5 * product
+        z = 1.5 * z - 0.5 * tl.dot(z, u, input_precision=PRECISION)
     return z, dz
+
+
+@triton.jit
+def _next(u, PRECISION: tl.constexpr):
+    """U·(3I - U)²/4, a polynomial of this U alone: rounding errors do not grow."""
+    square = tl.dot(u, u, input_precision=PRECISION)
+    return 2.25 * u - 1.5 * square + 0.25 * tl.dot(square, u, input_precision=PRECISION)
