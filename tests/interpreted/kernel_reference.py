@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from whitenorm.kernels import triton as kernels
-from whitenorm.kernels.types import Method, Mixing, Moments
+from whitenorm.kernels import choice
+from whitenorm.kernels.types import Kept, Method, Mixing, Moments
 from whitenorm.solvers import Newton
 
 # Of the largest value, against float64 given the same, already rounded, input.
@@ -93,15 +93,16 @@ class Outcome(NamedTuple):
 
 def step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
     """A training step by the six kernels; a population stands for the batch's moments if one is given."""
+    kernels = choice._triton()
     measured = kernels.moments(x, method.own, method.batch and population is None)
     if population is not None:
         measured = measured._replace(batch=population)
     solved = kernels.solve(measured, method, mixing, None)
-    y = kernels.apply(x, solved.whitening, solved.mean, weight, bias)
-    grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight)
-    back = kernels.solve_backward(grads, solved, measured, method, weight, bias, mixing, population is not None)
-    own_mean, batch_mean = (None if part is None else part.mean for part in measured)
-    dx = kernels.input_gradient(grad, x, solved.whitening, weight, back.own, own_mean, back.batch, batch_mean)
+    y = kernels.apply(x, solved.whitening, solved.mean, weight, bias, torch.empty_like(x))
+    grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight, bias)
+    kept = Kept(solved.whitening, solved.mean, (solved.cov, solved.whitening))
+    back = kernels.solve_backward(grads, kept, measured, method, weight, bias, mixing, population is not None)
+    dx = kernels.input_gradient(grad, x, solved.whitening, weight, back.own, back.batch, torch.empty_like(x))
     return Outcome(y, dx, back.weight, back.bias, *(back.mixing or (None, None)))
 
 

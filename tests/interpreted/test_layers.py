@@ -57,7 +57,8 @@ def compare(layer, x, launches):
     actual = layer(x)
     actual.backward(grad)
     assert launches, "no kernel was launched"
-    assert (actual.dtype, actual.stride()) == (dtype, x.stride())
+    assert actual.dtype == dtype
+    assert actual.stride() == x.stride() or x.shape[2] == 1
     assert_close(actual, y, dtype, "output")
     for name, gradient in named_gradients(layer, x).items():
         assert_close(gradient, gradients[name], dtype, name)

@@ -36,8 +36,9 @@ def expected(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
 
 
 def computed(grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, steps: int):
-    y = whiten_samples(x, weight, bias, eps, steps)
-    return [y, *whiten_samples_backward(grad, x, weight, bias, eps, steps)]
+    y = whiten_samples(x, weight, bias, eps, steps, torch.empty_like(x))
+    dx = torch.empty_like(x)
+    return [y, dx, *whiten_samples_backward(grad, x, weight, bias, eps, steps, dx)]
 
 
 def samples(n: int, k: int, j: int, p: int = 1, offset: float = 0.0) -> Tensor:

@@ -147,15 +147,15 @@ def _hint() -> None:
 
 @functools.cache
 def _triton() -> Kernels:
-    from whitenorm.kernels import triton
+    from whitenorm.kernels.triton import apply, input_gradient, map_gradients, moments, solve, solve_backward
 
     return Kernels(
-        triton.moments,
-        triton.solve,
-        triton.apply,
-        triton.map_gradients,
-        triton.solve_backward,
-        triton.input_gradient,
+        moments.moments,
+        solve.solve,
+        apply.apply,
+        map_gradients.map_gradients,
+        solve_backward.solve_backward,
+        input_gradient.input_gradient,
         as_it_lies=True,
     )
 

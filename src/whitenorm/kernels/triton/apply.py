@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,18 +22,19 @@ from whitenorm.kernels.triton.tiles import (
 )
 
 
-def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """γ·W(x - mean) + β, in memory like x; None for a mean or β of zero, or γ of one."""
+def apply(
+    x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None, out: Tensor
+) -> Tensor:
+    """γ·W(x - mean) + β, written to ``out``; None for a mean or β of zero, or γ of one."""
     pooled = whitening.shape[0] == 1 and (mean is None or mean.shape[0] == 1)
-    tiles = map_tiling((x,), pooled, channels=weight is not None or bias is not None)
+    tiles = map_tiling((x, out), pooled, channels=weight is not None or bias is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
-    y = torch.empty_like(x)
     launch(
         _apply,
         (split.number * tiles.matrices, tiles.feature_blocks),
         x,
         x,
-        y,
+        out,
         whitening.contiguous(),
         None if mean is None else mean.contiguous(),
         None if weight is None else weight.contiguous(),
@@ -47,10 +47,11 @@ def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | No
         mean_problem=per_problem(mean),
         **tiles.sizes(),
         **tiles.strides(x, "x"),
+        **tiles.strides(out, "y"),
         **tiles.blocks(),
         **map_options(tiles, x),
     )
-    return y
+    return out
 
 
 @triton.jit(
@@ -58,6 +59,7 @@ def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | No
         "matrices", "tiles", "chunk", "several", "whitening_problem", "mean_problem",
         "groups", "features", "outer", "inner", "outer_tiles", "inner_tiles",
         "x_problem", "x_group", "x_feature", "x_outer", "x_inner",
+        "y_problem", "y_group", "y_feature", "y_outer", "y_inner",
     ]
 )  # fmt: skip
 def _apply(
@@ -84,8 +86,15 @@ def _apply(
     x_feature,
     x_outer,
     x_inner,
+    y_problem,
+    y_group,
+    y_feature,
+    y_outer,
+    y_inner,
     X_NEXT: tl.constexpr,
     X_DIVISOR: tl.constexpr,
+    Y_NEXT: tl.constexpr,
+    Y_DIVISOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_OUTER: tl.constexpr,
@@ -100,13 +109,13 @@ def _apply(
     problem = (tl.program_id(0) % matrices // groups).to(tl.int64)
     group = tl.program_id(0) % groups
     rows = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    start_of_group = group_offset(problem, group, x_problem, x_group, X_DIVISOR)
-    x += start_of_group
-    y += start_of_group
+    x += group_offset(problem, group, x_problem, x_group, X_DIVISOR)
+    y += group_offset(problem, group, y_problem, y_group, Y_DIVISOR)
     whitening += problem * whitening_problem + group * features * features
     if mean is not None:
         mean += problem * mean_problem + group * features
     sizes, strides = (features, outer, inner), (x_feature, x_outer, x_inner)
+    y_strides = (y_feature, y_outer, y_inner)
 
     for tile in range(split * chunk, tl.minimum(split * chunk + chunk, tiles)):
         start = tile_start(tile, outer_tiles, inner_tiles, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
@@ -124,4 +133,4 @@ def _apply(
         if bias is not None:
             shift = bias + group * features * several
             total += load_channels(shift, rows, start, sizes, several, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
-        store_tile(y, total, rows, start, sizes, strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
+        store_tile(y, total, rows, start, sizes, y_strides, BLOCK_OUTER, BLOCK_INNER, Y_NEXT, Y_DIVISOR)

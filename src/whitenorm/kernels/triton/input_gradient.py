@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,29 +30,27 @@ def input_gradient(
     whitening: Tensor,
     weight: Tensor | None,
     own: Linear | None,
-    own_mean: Tensor | None,
     batch: Linear | None,
-    batch_mean: Tensor | None,
+    out: Tensor,
 ) -> Tensor:
-    """Wᵀ(γ·grad) and what came through the statistics of each sample and of the batch, in memory like x.
+    """Wᵀ(γ·grad) and what came through the statistics of each sample and of the batch, written to ``out``.
 
     x counts from the samples' means where these take part, otherwise from the batch's.
     """
     pooled = whitening.shape[0] == 1 and own is None
-    tiles = map_tiling((x, grad), pooled, channels=weight is not None)
+    tiles = map_tiling((x, grad, out), pooled, channels=weight is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
-    dx = torch.empty_like(x)
     launch(
         _input_gradient,
         (split.number * tiles.matrices, tiles.feature_blocks),
         x,
         grad,
         x,
-        dx,
+        out,
         whitening.contiguous(),
         None if weight is None else weight.contiguous(),
-        *_linear(own, own_mean),
-        *_linear(batch, batch_mean),
+        *_linear(own),
+        *_linear(batch),
         matrices=tiles.matrices,
         tiles=tiles.tiles,
         chunk=split.chunk,
@@ -62,19 +59,20 @@ def input_gradient(
         **tiles.sizes(),
         **tiles.strides(grad, "grad"),
         **tiles.strides(x, "x"),
+        **tiles.strides(out, "dx"),
         OWN_NUMBER_IS_TENSOR=own is not None and isinstance(own.number, Tensor),
         BATCH_NUMBER_IS_TENSOR=batch is not None and isinstance(batch.number, Tensor),
         **tiles.blocks(),
         **map_options(tiles, x),
     )
-    return dx
+    return out
 
 
-def _linear(linear: Linear | None, mean: Tensor | None) -> tuple[Tensor | float | None, ...]:
-    if linear is None or mean is None:
+def _linear(linear: Linear | None) -> tuple[Tensor | float | None, ...]:
+    if linear is None:
         return None, None, None, None
     number = linear.number if isinstance(linear.number, Tensor) else float(linear.number)
-    return linear.matrix.contiguous(), linear.offset.contiguous(), mean.contiguous(), number
+    return linear.matrix.contiguous(), linear.offset.contiguous(), linear.mean.contiguous(), number
 
 
 @triton.jit(
@@ -83,6 +81,7 @@ def _linear(linear: Linear | None, mean: Tensor | None) -> tuple[Tensor | float 
         "groups", "features", "outer", "inner", "outer_tiles", "inner_tiles",
         "grad_problem", "grad_group", "grad_feature", "grad_outer", "grad_inner",
         "x_problem", "x_group", "x_feature", "x_outer", "x_inner",
+        "dx_problem", "dx_group", "dx_feature", "dx_outer", "dx_inner",
     ]
 )  # fmt: skip
 def _input_gradient(
@@ -120,10 +119,17 @@ def _input_gradient(
     x_feature,
     x_outer,
     x_inner,
+    dx_problem,
+    dx_group,
+    dx_feature,
+    dx_outer,
+    dx_inner,
     GRAD_NEXT: tl.constexpr,
     GRAD_DIVISOR: tl.constexpr,
     X_NEXT: tl.constexpr,
     X_DIVISOR: tl.constexpr,
+    DX_NEXT: tl.constexpr,
+    DX_DIVISOR: tl.constexpr,
     OWN_NUMBER_IS_TENSOR: tl.constexpr,
     BATCH_NUMBER_IS_TENSOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -143,9 +149,8 @@ def _input_gradient(
     sample = problem * groups + group
     rows = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     grad += group_offset(problem, group, grad_problem, grad_group, GRAD_DIVISOR)
-    start_of_group = group_offset(problem, group, x_problem, x_group, X_DIVISOR)
-    x += start_of_group
-    dx += start_of_group
+    x += group_offset(problem, group, x_problem, x_group, X_DIVISOR)
+    dx += group_offset(problem, group, dx_problem, dx_group, DX_DIVISOR)
     whitening += problem * whitening_problem + group * features * features
     if weight is not None:
         weight += group * features * several
@@ -162,6 +167,7 @@ def _input_gradient(
         batch_share = 1 / number_of(batch_number, BATCH_NUMBER_IS_TENSOR)
     sizes = (features, outer, inner)
     grad_strides, x_strides = (grad_feature, grad_outer, grad_inner), (x_feature, x_outer, x_inner)
+    dx_strides = (dx_feature, dx_outer, dx_inner)
 
     offset = _offset(
         own_matrix, own_offset, own_mean, own_share, batch_matrix, batch_offset, batch_mean, batch_share,
@@ -184,18 +190,18 @@ def _input_gradient(
                 values -= load_vector(batch_mean if own_mean is None else own_mean, columns, features)[:, None]
                 matrix = _through(own_matrix, own_share, batch_matrix, batch_share, rows, columns, features)
                 total = tl.dot(matrix, values, total, input_precision=PRECISION)
-        store_tile(dx, total, rows, start, sizes, x_strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
+        store_tile(dx, total, rows, start, sizes, dx_strides, BLOCK_OUTER, BLOCK_INNER, DX_NEXT, DX_DIVISOR)
 
 
 @triton.jit
 def _through(own_matrix, own_share, batch_matrix, batch_share, rows, columns, features):
     """A block of the matrix that takes x to what came through both statistics."""
     if own_matrix is None:
-        block = load_matrix(batch_matrix, rows, columns, features) * batch_share
+        block = load_matrix(batch_matrix, rows, columns, features) * (2 * batch_share)
     else:
-        block = load_matrix(own_matrix, rows, columns, features) * own_share
+        block = load_matrix(own_matrix, rows, columns, features) * (2 * own_share)
         if batch_matrix is not None:
-            block += load_matrix(batch_matrix, rows, columns, features) * batch_share
+            block += load_matrix(batch_matrix, rows, columns, features) * (2 * batch_share)
     return block
 
 
@@ -224,6 +230,6 @@ def _offset(
             for first_column in range(0, features, BLOCK_COLUMNS):
                 columns = first_column + tl.arange(0, BLOCK_COLUMNS)
                 apart = load_vector(own_mean, columns, features) - load_vector(batch_mean, columns, features)
-                entries = load_matrix(batch_matrix, rows, columns, features) * batch_share
+                entries = load_matrix(batch_matrix, rows, columns, features) * (2 * batch_share)
                 offset += tl.sum(entries * apart[None, :], 1)
     return offset

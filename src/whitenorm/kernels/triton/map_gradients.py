@@ -31,21 +31,24 @@ from whitenorm.kernels.triton.tiles import (
 from whitenorm.kernels.types import MapGradients
 
 
-def map_gradients(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None) -> MapGradients:
+def map_gradients(
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> MapGradients:
     """From grad to the gradients of A and b in y = A(x - mean) + b.
 
-    Where a feature has several channels, A is W, and γ, β have gradients of their own; γ's is None where it is.
+    Where a feature has several channels, A is W, and those of γ and β that there are have gradients of their own.
     """
     samples, groups, features, several, _ = x.shape
     matrices = whitening.shape[0]
-    tiles = sum_tiling((x, grad), pooled=matrices == 1, channels=True)
+    after = several > 1 and (weight is not None or bias is not None)
+    tiles = sum_tiling((x, grad), pooled=matrices == 1, channels=after)
     split = _split(tiles)
     # What each program leaves: the matrices first, then the offsets.
     parts = split.number * tiles.problems // matrices
     sums = x.new_empty(parts, matrices * groups * features * (features + 1), dtype=torch.float32)
     scaled = several > 1 and weight is not None
     shape = (2 if scaled else 1, samples, features, several)
-    channels = x.new_empty(shape, dtype=torch.float32) if several > 1 else None
+    channels = x.new_empty(shape, dtype=torch.float32) if after else None
     launch(
         _map_gradients,
         (split.number * tiles.matrices, tiles.feature_blocks**2),
@@ -76,7 +79,7 @@ def map_gradients(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weig
     return MapGradients(
         matrix.view(matrices, groups, features, features),
         offset.view(matrices, groups, features),
-        *_channel_gradients(channels),
+        *_channel_gradients(channels, bias),
     )
 
 
@@ -90,12 +93,12 @@ def _split(tiles: Tiling) -> Split:
     return Split(triton.cdiv(tiles.tiles, chunk), chunk)
 
 
-def _channel_gradients(channels: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _channel_gradients(channels: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Of γ and β ``(1, K, J)``, from the sums over each sample, β's first; None where there are none."""
     if channels is None:
         return None, None
     total = channels.sum(1)
-    return total[1:] if len(total) == 2 else None, total[:1]
+    return total[1:] if len(total) == 2 else None, None if bias is None else total[:1]
 
 
 @triton.jit(

@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whitenorm.kernels.triton.tiles import launch, precision
+
 # Of float32: the floor of a trace (see whitenorm.solvers.base.smallest), and twice the rounding error.
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny ** 0.5)
 _ROUNDING = tl.constexpr(2 * torch.finfo(torch.float32).eps)
@@ -69,7 +71,7 @@ def whiten_samples(
     bias: Tensor | None,
     eps: float,
     steps: int,
-    extra_trace: float = 0.0,
+    out: Tensor,
 ) -> Tensor:
     """γ·W(x - mean) + β of each sample's own mean and covariance, with W by ``steps`` of Newton's iteration.
 
@@ -78,25 +80,24 @@ def whiten_samples(
         weight, bias: γ and β, ``(1, K, J)``.
         eps: added to the diagonal of the covariance.
         steps: of Newton's iteration.
-        extra_trace: what the trace of the covariance lacks; see :meth:`whitenorm.solvers.Solver.reduced`.
-
-    Returns:
-        A tensor of x's dtype, shape and strides.
+        out: where it is written, of x's shape.
     """
     tile = _tile(x)
-    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    with torch.cuda.device_of(x):
-        _forward[(x.shape[0],)](
-            x,
-            _packed(weight),
-            _packed(bias),
-            y,
-            *_strides(x),
-            float(eps),
-            float(extra_trace) + _lost_trace(x, tile, eps),
-            **_constants(x, tile, steps),
-        )
-    return y
+    launch(
+        _forward,
+        (x.shape[0],),
+        x,
+        x,
+        _packed(weight),
+        _packed(bias),
+        out,
+        *_strides(x),
+        *_strides(out),
+        float(eps),
+        _lost_trace(x, tile, eps),
+        **_constants(x, tile, steps),
+    )
+    return out
 
 
 def whiten_samples_backward(
@@ -106,36 +107,37 @@ def whiten_samples_backward(
     bias: Tensor | None,
     eps: float,
     steps: int,
-    extra_trace: float = 0.0,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of x, γ and β, from that of :func:`whiten_samples`' result and its arguments.
+    out: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of γ and β, from that of :func:`whiten_samples`' result and its arguments, and x's in ``out``.
 
-    ``grad`` may have any strides. The first is of x's dtype and strides, the others are ``(1, K, J)`` in float32, or
-    None without γ or β.
+    ``grad`` may have any strides. They are ``(1, K, J)`` in float32, or None without γ or β.
     """
     tile = _tile(x)
     programs = min(x.shape[0], _programs(x.device, tile))
-    dx = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     sums = [
         None if tensor is None else x.new_empty(programs, *x.shape[2:], dtype=torch.float32)
         for tensor in (weight, bias)
     ]
-    with torch.cuda.device_of(x):
-        _backward[(programs,)](
-            grad,
-            x,
-            _packed(weight),
-            dx,
-            *sums,
-            x.shape[0],
-            *_strides(grad),
-            *_strides(x),
-            float(eps),
-            float(extra_trace) + _lost_trace(x, tile, eps),
-            **_constants(x, tile, steps),
-        )
+    launch(
+        _backward,
+        (programs,),
+        x,
+        grad,
+        x,
+        _packed(weight),
+        out,
+        *sums,
+        x.shape[0],
+        *_strides(grad),
+        *_strides(x),
+        *_strides(out),
+        float(eps),
+        _lost_trace(x, tile, eps),
+        **_constants(x, tile, steps),
+    )
     dweight, dbias = (None if tensor is None else tensor.sum((0, 3)).unsqueeze(0) for tensor in sums)
-    return dx, dweight, dbias
+    return dweight, dbias
 
 
 def _tile(x: Tensor) -> _Tile:
@@ -155,13 +157,6 @@ def _programs(device: torch.device, tile: _Tile) -> int:
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     return processors * max(1, _WARPS_A_PROCESSOR // tile.warps)
-
-
-def _precision(device: torch.device) -> str:
-    """How products are computed: from three of TF32, which is nearly float32, where the card has it."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return "ieee"
-    return "tf32x3" if torch.cuda.get_device_capability(device) >= (8, 0) else "ieee"
 
 
 def _packed(parameter: Tensor | None) -> Tensor | None:
@@ -187,7 +182,7 @@ def _constants(x: Tensor, tile: _Tile, steps: int) -> dict[str, object]:
         "COLUMNS": tile.columns,
         "TURNED": tile.turned,
         "STEPS": steps,
-        "PRECISION": _precision(x.device),
+        "PRECISION": precision(x.device),
         "num_warps": tile.warps,
     }
 
@@ -202,6 +197,10 @@ def _forward(
     stride_k,
     stride_j,
     stride_p,
+    y_stride_n,
+    y_stride_k,
+    y_stride_j,
+    y_stride_p,
     eps,
     extra_trace,
     K: tl.constexpr,
@@ -225,7 +224,9 @@ def _forward(
         y *= tl.load(weight_ptr + feature * J + value // P, inside, 0.0)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + feature * J + value // P, inside, 0.0)
-    tl.store(y_ptr + sample, y.to(y_ptr.dtype.element_ty), inside)
+    written = tl.program_id(0).to(tl.int64) * y_stride_n
+    written += _offsets(feature, value, y_stride_k, y_stride_j, y_stride_p, P)
+    tl.store(y_ptr + written, y.to(y_ptr.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -245,6 +246,10 @@ def _backward(
     stride_k,
     stride_j,
     stride_p,
+    dx_stride_n,
+    dx_stride_k,
+    dx_stride_j,
+    dx_stride_p,
     eps,
     extra_trace,
     K: tl.constexpr,
@@ -264,6 +269,7 @@ def _backward(
     eye = _eye(L if TURNED else K, ROWS)
     offsets = _offsets(feature, value, stride_k, stride_j, stride_p, P)
     grad_offsets = _offsets(feature, value, grad_stride_k, grad_stride_j, grad_stride_p, P)
+    dx_offsets = _offsets(feature, value, dx_stride_k, dx_stride_j, dx_stride_p, P)
     dweight = tl.zeros((ROWS, COLUMNS), tl.float32)
     dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
     for n in range(tl.program_id(0), N, tl.num_programs(0)):
@@ -279,7 +285,8 @@ def _backward(
         whitening, dcov = _solve_and_pull_back(x, inner, eye, L, eps, extra_trace, STEPS, PRECISION)
         dx = tl.dot(whitening, inner, input_precision=PRECISION)
         dx = tl.dot(dcov * (2 / L), x, dx, input_precision=PRECISION)
-        tl.store(dx_ptr + sample, dx.to(dx_ptr.dtype.element_ty), inside)
+        written = tl.cast(n, tl.int64) * dx_stride_n + dx_offsets
+        tl.store(dx_ptr + written, dx.to(dx_ptr.dtype.element_ty), inside)
         if dweight_ptr is not None:
             dweight += grad * tl.dot(whitening, x, input_precision=PRECISION)
         if dbias_ptr is not None:

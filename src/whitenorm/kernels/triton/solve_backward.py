@@ -29,7 +29,7 @@ from whitenorm.kernels.triton.tiles import (
     solve_options,
     store_matrix,
 )
-from whitenorm.kernels.types import Back, Linear, MapGradients, Measured, Method, Mixing, Solved
+from whitenorm.kernels.types import Back, Kept, Linear, MapGradients, Measured, Method, Mixing
 from whitenorm.solvers.base import smallest
 from whitenorm.solvers.newton import Newton
 
@@ -46,7 +46,7 @@ SLOTS = tl.constexpr(6)
 
 def solve_backward(
     grads: MapGradients,
-    solved: Solved,
+    kept: Kept,
     measured: Measured,
     method: Method,
     weight: Tensor | None,
@@ -55,20 +55,20 @@ def solve_backward(
     batch_is_constant: bool,
 ) -> Back:
     """What the map's gradients come to: through the statistics to dx, and of γ, β and the logits."""
-    several = grads.bias is not None
+    several = grads.weight is not None or grads.bias is not None
     # Of γ and β, of each problem.
-    vectors = None if several or weight is None else solved.mean.new_empty(2, *solved.mean.shape)
-    inner = None if mixing is None else solved.mean.new_empty(*solved.mean.shape[:2], 2, PLACES.value)
-    statistics = _pull_back(grads, solved, measured, method, None if several else weight, mixing, vectors, inner)
+    vectors = None if several or weight is None else kept.mean.new_empty(2, *kept.mean.shape)
+    inner = None if mixing is None else kept.mean.new_empty(*kept.mean.shape[:2], 2, PLACES.value)
+    statistics = _pull_back(grads, kept, measured, method, None if several else weight, mixing, vectors, inner)
     own, batch, grad_mixing = None, None, None
     if mixing is not None and inner is not None:
         own, batch, grad_mixing = _unmix(statistics, measured, method, mixing, inner, batch_is_constant)
     elif method.own and measured.own is not None:
-        own = Linear(*statistics, measured.own.number)
+        own = Linear(*statistics, measured.own.mean, measured.own.number)
     elif measured.batch is not None and not batch_is_constant:
-        batch = Linear(*statistics, measured.batch.number)
+        batch = Linear(*statistics, measured.batch.mean, measured.batch.number)
     if several:
-        return Back(own, batch, grads.weight, None if bias is None else grads.bias, grad_mixing)
+        return Back(own, batch, grads.weight, grads.bias, grad_mixing)
     return Back(own, batch, *_vector_gradients(grads.offset, vectors, bias), grad_mixing)
 
 
@@ -88,7 +88,7 @@ def _total(vectors: Tensor) -> Tensor:
 
 def _pull_back(
     grads: MapGradients,
-    solved: Solved,
+    kept: Kept,
     measured: Measured,
     method: Method,
     weight: Tensor | None,
@@ -98,8 +98,8 @@ def _pull_back(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the pooled covariance and mean; without mixing, matrix and offset of what is added to dx."""
     assert isinstance(method.solver, Newton)
-    problems, groups, features = solved.mean.shape
-    matrix, offset = torch.empty_like(solved.whitening), torch.empty_like(solved.mean)
+    problems, groups, features = kept.mean.shape
+    matrix, offset = torch.empty_like(kept.whitening), torch.empty_like(kept.mean)
     programs, room = scratch(offset, problems * groups, features, SLOTS.value)
     launch(
         _pull_back_kernel,
@@ -107,8 +107,9 @@ def _pull_back(
         matrix,
         grads.matrix.contiguous(),
         grads.offset.contiguous(),
-        solved.whitening.contiguous(),
-        solved.cov.contiguous(),
+        kept.whitening.contiguous(),
+        # Newton keeps the covariance, and W.
+        kept.solver[0].contiguous(),
         None if weight is None else weight.contiguous(),
         *moments_of(measured.own if mixing is not None and method.own else None),
         *moments_of(measured.batch if mixing is not None and method.batch else None),
@@ -123,7 +124,7 @@ def _pull_back(
         steps=method.solver.steps,
         lost_trace=method.solver._lost_trace,
         smallest=smallest(torch.float32),
-        factor=method.scale * (2 if mixing is None else 1),
+        factor=method.scale,
         **places(method),
         STATISTICS=len(method.statistics),
         **solve_options(features, matrix),
@@ -144,10 +145,12 @@ def _unmix(
     problems, groups, features = mean.shape
     own, batch = None, None
     if method.own and measured.own is not None:
-        own = Linear(torch.empty_like(cov), torch.empty_like(mean), measured.own.number)
+        own = Linear(torch.empty_like(cov), torch.empty_like(mean), measured.own.mean, measured.own.number)
     if method.batch and measured.batch is not None and not batch_is_constant:
         shape = (1, groups, features)
-        batch = Linear(cov.new_empty(*shape, features), cov.new_empty(shape), measured.batch.number)
+        batch = Linear(
+            cov.new_empty(*shape, features), cov.new_empty(shape), measured.batch.mean, measured.batch.number
+        )
     logits = Mixing(torch.empty_like(mixing.mean), torch.empty_like(mixing.cov))
     row_blocks = triton.cdiv(features, _ROWS)
     own_programs = 0 if own is None else problems * groups
@@ -377,7 +380,7 @@ def _own_part(
     k = tl.arange(0, BLOCK_K)
     eye = identity(k, features)
     entries = load_matrix(cov + index * features * features, k, k, features)
-    matrix = 2 * entries * (weight_at(cov_weights, IW) + weight_at(cov_weights, IN) * eye)
+    matrix = entries * (weight_at(cov_weights, IW) + weight_at(cov_weights, IN) * eye)
     offset = load_vector(mean + index * features, k, features) * (
         weight_at(mean_weights, IW) + weight_at(mean_weights, IN)
     )
@@ -389,10 +392,10 @@ def _own_part(
             through_mean += tl.sum(load_vector(mean + sample + first, k, features))
             through_variance += tl.sum(load_diagonal(cov + (sample + first) * features, k, features))
         layer_mean, _ = layer_moments(own_mean + sample, own_cov + sample * features, channels, features, BLOCK_K)
-        slope = 2 * weight_at(cov_weights, LN) * through_variance / channels
+        slope = weight_at(cov_weights, LN) * through_variance / channels
         matrix += slope * eye
         apart = load_vector(own_mean + index * features, k, features) - layer_mean
-        offset += weight_at(mean_weights, LN) * through_mean / channels + slope * apart
+        offset += weight_at(mean_weights, LN) * through_mean / channels + 2 * slope * apart
     store_matrix(own_matrix + index * features * features, matrix, k, k, features)
     tl.store(own_offset + index * features + k, offset, mask=k < features)
 
@@ -430,7 +433,7 @@ def _batch_part(
         entries = entries[:, :, None] * features + columns[None, None, :]
         matrix += tl.sum(tl.load(cov + entries, mask=mask, other=0.0), 0)
     diagonal = (rows[:, None] == columns[None, :]).to(tl.float32)
-    matrix *= 2 * (weight_at(cov_weights, BW) + weight_at(cov_weights, BN) * diagonal)
+    matrix *= weight_at(cov_weights, BW) + weight_at(cov_weights, BN) * diagonal
     offset *= weight_at(mean_weights, BW) + weight_at(mean_weights, BN)
     store_matrix(batch_matrix + group * features * features, matrix, rows, columns, features)
     tl.store(batch_offset + group * features + rows, offset, mask=rows < features)

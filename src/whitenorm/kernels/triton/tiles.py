@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whitenorm.kernels.launches import note
+
 # Positions of a tile where they are summed over, and where they are mapped; features of one that are multiplied at a
 # time. Larger ones spill registers.
 SUM_POSITIONS = 32
@@ -148,17 +150,17 @@ def tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_posi
     """
     first = tensors[0]
     samples, groups, features, several, _ = first.shape
-    axes = (3, 4) if several > 1 else (0, 4) if pooled else (4,)
+    axes: tuple[int, ...] = (3, 4) if several > 1 else (0, 4) if pooled else (4,)
     axes = tuple(axis for axis in axes if first.shape[axis] > 1) or (4,)
     if axes == (3, 4) and first.stride(3) < first.stride(4):
         axes = (4, 3)
     *outer_axes, inner_axis = axes
     inner = first.shape[inner_axis]
     outer_axis = outer_axes[0] if outer_axes else None
+    outer = 1 if outer_axis is None else first.shape[outer_axis]
     channels = channels and several > 1
     if outer_axis is not None and not channels and all(_one_run(t, outer_axis, inner_axis) for t in tensors):
-        outer_axis, inner = None, inner * first.shape[outer_axis]
-    outer = 1 if outer_axis is None else first.shape[outer_axis]
+        outer_axis, outer, inner = None, 1, inner * outer
     counted = NO_CHANNELS if not channels else INNER_CHANNELS if inner_axis == 3 else OUTER_CHANNELS
     most = LARGEST_CHANNEL_BLOCK if counted is INNER_CHANNELS and outer > 1 else block_positions
     block_inner = min(most, triton.next_power_of_2(inner))
@@ -247,9 +249,11 @@ def per_problem(tensor: Tensor | None) -> int:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
-    """Run the kernel on the tensor's device, which need not be the current one."""
-    with torch.cuda.device_of(like):
-        kernel[grid](*arguments, **options)
+    """Run the kernel on the tensor's device, which need not be the current one; on meta it is only counted."""
+    note(kernel.fn.__name__, arguments)
+    if not like.is_meta:
+        with torch.cuda.device_of(like):
+            kernel[grid](*arguments, **options)
 
 
 @triton.jit
