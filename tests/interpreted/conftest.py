@@ -1,6 +1,7 @@
 """Tests of the Triton kernels in Triton's interpreter, which has to be chosen before Triton is imported."""
 
 import os
+import sys
 
 import pytest
 
@@ -11,16 +12,18 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 @pytest.fixture
 def launches(monkeypatch):
     """The names of the kernels launched so far."""
-    from whitenorm.kernels.triton import apply, input_gradient, map_gradients, moments, solve, solve_backward, tiles
+    from whitenorm.kernels import triton as kernels
+    from whitenorm.kernels.triton.tiles import launch
 
     names = []
 
-    def launch(kernel, *arguments, **options):
+    def noted(kernel, *arguments, **options):
         names.append(kernel.fn.__name__)
-        tiles.launch(kernel, *arguments, **options)
+        launch(kernel, *arguments, **options)
 
-    for module in (apply, input_gradient, map_gradients, moments, solve, solve_backward):
-        monkeypatch.setattr(f"{module.__module__}.launch", launch)
+    # The functions hide the modules of the same name.
+    for operation in kernels.__all__:
+        monkeypatch.setattr(sys.modules[f"{kernels.__name__}.{operation}"], "launch", noted)
     return names
 
 
