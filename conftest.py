@@ -12,9 +12,13 @@ import whitenorm
 HERE = Path(__file__).parent
 NEEDS_LAB = re.compile(r"^\s*(from|import) (whitenorm\.(lab|cli)|benchmarks|image_sets|browser|PIL)\b", re.MULTILINE)
 
+collect_ignore = []
+if importlib.util.find_spec("triton") is None:
+    collect_ignore += ["src/whitenorm/kernels/triton"]
+
 # As in `make test-torch`: the library's own tests.
 if importlib.util.find_spec("lightning") is None:
-    collect_ignore = ["src/whitenorm/lab", "src/whitenorm/cli.py", "src/whitenorm/__main__.py"]
+    collect_ignore += ["src/whitenorm/lab", "src/whitenorm/cli.py", "src/whitenorm/__main__.py"]
     collect_ignore += [str(path) for path in (HERE / "tests").glob("*.py") if NEEDS_LAB.search(path.read_text())]
 
 

@@ -91,6 +91,11 @@ class Outcome(NamedTuple):
     cov_logits: torch.Tensor | None
 
 
+def kept(solved):
+    """What Newton keeps for backward."""
+    return Kept(solved.whitening, solved.mean, (solved.cov, solved.whitening))
+
+
 def step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
     """A training step by the six kernels; a population stands for the batch's moments if one is given."""
     kernels = choice._triton()
@@ -100,8 +105,7 @@ def step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
     solved = kernels.solve(measured, method, mixing, None)
     y = kernels.apply(x, solved.whitening, solved.mean, weight, bias, torch.empty_like(x))
     grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight, bias)
-    kept = Kept(solved.whitening, solved.mean, (solved.cov, solved.whitening))
-    back = kernels.solve_backward(grads, kept, measured, method, weight, bias, mixing, population is not None)
+    back = kernels.solve_backward(grads, kept(solved), measured, method, weight, bias, mixing, population is not None)
     dx = kernels.input_gradient(grad, x, solved.whitening, weight, back.own, back.batch, torch.empty_like(x))
     return Outcome(y, dx, back.weight, back.bias, *(back.mixing or (None, None)))
 

@@ -35,8 +35,11 @@ def weight_at(weights, PLACE: tl.constexpr):
 
 
 @triton.jit
-def layer_moments(own_mean, own_cov, channels, features, BLOCK_K: tl.constexpr):
-    """Mean and variance of all channels of a sample, from its moments ``(C,)`` and ``(C / K, K, K)``."""
+def layer_moments(own_mean, own_cov, sample, groups, features, BLOCK_K: tl.constexpr):
+    """Mean and variance of all channels of a sample, from the moments of its groups."""
+    channels = groups * features
+    own_mean += sample * channels
+    own_cov += sample * channels * features
     k = tl.arange(0, BLOCK_K)
     total = 0.0
     for first in range(0, channels, features):

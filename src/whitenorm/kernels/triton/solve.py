@@ -24,6 +24,7 @@ from whitenorm.kernels.triton.tiles import (
     identity,
     launch,
     load_matrix,
+    load_vector,
     number_of,
     solve_options,
     store_matrix,
@@ -66,6 +67,7 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
         smallest=smallest(torch.float32),
         **places(method),
         STATISTICS=len(method.statistics),
+        RUNNING=running is not None,
         RUNNING_WHITENING=running is not None and running.kind == "whitening" and mixing is None,
         MOMENTUM_IS_TENSOR=running is not None and isinstance(running.momentum, Tensor),
         **solve_options(features, whitening),
@@ -116,6 +118,7 @@ def _solve(
     IN: tl.constexpr,
     LN: tl.constexpr,
     STATISTICS: tl.constexpr,
+    RUNNING: tl.constexpr,
     RUNNING_WHITENING: tl.constexpr,
     MOMENTUM_IS_TENSOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -139,10 +142,8 @@ def _solve(
         else:
             layer_mean, layer_variance = 0.0, 0.0
             if LN >= 0:
-                sample = matrix // groups * groups * features
-                layer_mean, layer_variance = layer_moments(
-                    own_mean + sample, own_cov + sample * features, groups * features, features, BLOCK_K
-                )
+                sample = matrix // groups
+                layer_mean, layer_variance = layer_moments(own_mean, own_cov, sample, groups, features, BLOCK_K)
             mean_weights, cov_weights = softmax(mean_logits, STATISTICS), softmax(cov_logits, STATISTICS)
             centre = tl.zeros((BLOCK_K,), tl.float32)
             pooled = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
@@ -158,23 +159,31 @@ def _solve(
         root = _newton(solved, eye, slots, steps, lost_trace, smallest, BLOCK_K, PRECISION)
         store_matrix(whitening + matrix * features * features, root, k, k, features)
 
-        if running_mean is not None or running_matrix is not None or counter is not None:
-            counts = matrix < groups
-            if number is not None:
-                counts = counts & (tl.load(number) > 0)
-            if counts:
-                share = number_of(momentum, MOMENTUM_IS_TENSOR)
-                if running_mean is not None:
-                    entries = running_mean + group * features + k
-                    old = tl.load(entries, mask=k < features, other=0.0)
-                    tl.store(entries, _lerp(old, batch_centre, share), mask=k < features)
-                if running_matrix is not None:
-                    entries = running_matrix + group * features * features
-                    old = load_matrix(entries, k, k, features)
-                    store_matrix(entries, _lerp(old, root if RUNNING_WHITENING else batch, share), k, k, features)
-                if counter is not None and group == 0:
-                    tl.store(counter, tl.load(counter) + 1)
+        if RUNNING and matrix < groups:
+            share = number_of(momentum, MOMENTUM_IS_TENSOR)
+            latest = root if RUNNING_WHITENING else batch
+            _update(
+                running_mean, running_matrix, counter, share, number, batch_centre, latest, group, features, BLOCK_K
+            )
         matrix += tl.num_programs(0)
+
+
+@triton.jit
+def _update(running_mean, running_matrix, counter, share, number, mean, matrix, group, features, BLOCK_K: tl.constexpr):
+    """The running statistics of one group, unless the batch has no values; with the first group, the counter."""
+    k = tl.arange(0, BLOCK_K)
+    present = True if number is None else tl.load(number) > 0
+    if present:
+        if running_mean is not None:
+            entries = running_mean + group * features
+            latest = _lerp(load_vector(entries, k, features), mean, share)
+            tl.store(entries + k, latest, mask=k < features)
+        if running_matrix is not None:
+            entries = running_matrix + group * features * features
+            latest = _lerp(load_matrix(entries, k, k, features), matrix, share)
+            store_matrix(entries, latest, k, k, features)
+        if counter is not None and group == 0:
+            tl.store(counter, tl.load(counter) + 1)
 
 
 @triton.jit

@@ -253,27 +253,53 @@ def _pull_back_kernel(
         store_matrix(matrix + start, grad_of_cov, k, k, features)
 
         if inner is not None:
-            own_centre, own = load_moments(own_mean, own_cov, index, k, features, BLOCK_K)
-            batch_centre, batch = load_moments(batch_mean, batch_cov, group, k, features, BLOCK_K)
-            layer_mean, layer_variance = 0.0, 0.0
-            if LN >= 0:
-                sample = index // groups * groups * features
-                layer_mean, layer_variance = layer_moments(
-                    own_mean + sample, own_cov + sample * features, groups * features, features, BLOCK_K
-                )
-            place = tl.arange(0, PLACES)
-            mean_inner = tl.zeros((PLACES,), tl.float32)
-            cov_inner = tl.zeros((PLACES,), tl.float32)
-            first_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, 0, BW, BN, LN)
-            first_cov = statistic_cov(own, batch, layer_variance, eye, 0, BW, IW, BN, IN)
-            for other in tl.static_range(1, STATISTICS):
-                one_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, other, BW, BN, LN)
-                one_cov = statistic_cov(own, batch, layer_variance, eye, other, BW, IW, BN, IN)
-                mean_inner += tl.where(place == other, tl.sum(grad_of_mean * (one_mean - first_mean)), 0.0)
-                cov_inner += tl.where(place == other, tl.sum(grad_of_cov * (one_cov - first_cov)), 0.0)
-            tl.store(inner + index * 2 * PLACES + place, mean_inner)
-            tl.store(inner + index * 2 * PLACES + PLACES + place, cov_inner)
+            _inner_products(
+                inner, grad_of_mean, grad_of_cov, own_mean, own_cov, batch_mean, batch_cov, eye,
+                index, groups, features, BW, IW, BN, IN, LN, STATISTICS, BLOCK_K,
+            )  # fmt: skip
         index += tl.num_programs(0)
+
+
+@triton.jit
+def _inner_products(
+    inner,
+    grad_of_mean,
+    grad_of_cov,
+    own_mean,
+    own_cov,
+    batch_mean,
+    batch_cov,
+    eye,
+    index,
+    groups,
+    features,
+    BW: tl.constexpr,
+    IW: tl.constexpr,
+    BN: tl.constexpr,
+    IN: tl.constexpr,
+    LN: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Of the gradients with the statistics' differences from the first, which no common offset can drown."""
+    k = tl.arange(0, BLOCK_K)
+    own_centre, own = load_moments(own_mean, own_cov, index, k, features, BLOCK_K)
+    batch_centre, batch = load_moments(batch_mean, batch_cov, index % groups, k, features, BLOCK_K)
+    layer_mean, layer_variance = 0.0, 0.0
+    if LN >= 0:
+        layer_mean, layer_variance = layer_moments(own_mean, own_cov, index // groups, groups, features, BLOCK_K)
+    place = tl.arange(0, PLACES)
+    mean_inner = tl.zeros((PLACES,), tl.float32)
+    cov_inner = tl.zeros((PLACES,), tl.float32)
+    first_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, 0, BW, BN, LN)
+    first_cov = statistic_cov(own, batch, layer_variance, eye, 0, BW, IW, BN, IN)
+    for other in tl.static_range(1, STATISTICS):
+        one_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, other, BW, BN, LN)
+        one_cov = statistic_cov(own, batch, layer_variance, eye, other, BW, IW, BN, IN)
+        mean_inner += tl.where(place == other, tl.sum(grad_of_mean * (one_mean - first_mean)), 0.0)
+        cov_inner += tl.where(place == other, tl.sum(grad_of_cov * (one_cov - first_cov)), 0.0)
+    tl.store(inner + index * 2 * PLACES + place, mean_inner)
+    tl.store(inner + index * 2 * PLACES + PLACES + place, cov_inner)
 
 
 @triton.jit
@@ -385,13 +411,13 @@ def _own_part(
         weight_at(mean_weights, IW) + weight_at(mean_weights, IN)
     )
     if LN >= 0:
-        sample = index // groups * groups * features
         channels = groups * features
+        sample = index // groups * channels
         through_mean, through_variance = 0.0, 0.0
         for first in range(0, channels, features):
             through_mean += tl.sum(load_vector(mean + sample + first, k, features))
             through_variance += tl.sum(load_diagonal(cov + (sample + first) * features, k, features))
-        layer_mean, _ = layer_moments(own_mean + sample, own_cov + sample * features, channels, features, BLOCK_K)
+        layer_mean, _ = layer_moments(own_mean, own_cov, index // groups, groups, features, BLOCK_K)
         slope = weight_at(cov_weights, LN) * through_variance / channels
         matrix += slope * eye
         apart = load_vector(own_mean + index * features, k, features) - layer_mean

@@ -150,17 +150,15 @@ def tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_posi
     """
     first = tensors[0]
     samples, groups, features, several, _ = first.shape
-    axes: tuple[int, ...] = (3, 4) if several > 1 else (0, 4) if pooled else (4,)
-    axes = tuple(axis for axis in axes if first.shape[axis] > 1) or (4,)
-    if axes == (3, 4) and first.stride(3) < first.stride(4):
-        axes = (4, 3)
-    *outer_axes, inner_axis = axes
-    inner = first.shape[inner_axis]
-    outer_axis = outer_axes[0] if outer_axes else None
-    outer = 1 if outer_axis is None else first.shape[outer_axis]
     channels = channels and several > 1
+    wanted = (3, 4) if several > 1 else (0, 4) if pooled else (4,)
+    axes = [axis for axis in wanted if first.shape[axis] > 1] or [4]
+    if axes == [3, 4] and first.stride(3) < first.stride(4):
+        axes = [4, 3]
+    inner_axis, outer_axis = axes[-1], axes[0] if len(axes) == 2 else None
+    inner, outer = first.shape[inner_axis], 1 if outer_axis is None else first.shape[outer_axis]
     if outer_axis is not None and not channels and all(_one_run(t, outer_axis, inner_axis) for t in tensors):
-        outer_axis, outer, inner = None, 1, inner * outer
+        outer_axis, inner, outer = None, inner * outer, 1
     counted = NO_CHANNELS if not channels else INNER_CHANNELS if inner_axis == 3 else OUTER_CHANNELS
     most = LARGEST_CHANNEL_BLOCK if counted is INNER_CHANNELS and outer > 1 else block_positions
     block_inner = min(most, triton.next_power_of_2(inner))

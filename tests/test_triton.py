@@ -1,0 +1,20 @@
+"""The Triton kernels, in a process of their own: the interpreter has to be chosen before Triton is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+INTERPRETED = Path(__file__).parent / "interpreted"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in INTERPRETED.glob("test_*.py")))
+def test_kernels_in_the_interpreter(name):
+    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", str(INTERPRETED / name)]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=INTERPRETED.parent.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
