@@ -295,9 +295,7 @@ def accuracy(model, split):
 
 
 def trained_on_digits(solver, dtype):
-    from whitenorm.lab import digits
-
-    train, test = digits.load()
+    train, test = pytest.importorskip("whitenorm.lab.digits").load()
     torch.manual_seed(0)
     norm = whitenorm.BatchWhitening(64, solver=solver, population="covariance")
     model = nn.Sequential(nn.Linear(64, 64), norm, nn.ReLU(), nn.Linear(64, 10)).to(dtype)
