@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +27,7 @@ def apply(x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | No
     pooled = whitening.shape[0] == 1 and (mean is None or mean.shape[0] == 1)
     tiles = map_tiling((x,), pooled, channels=weight is not None or bias is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
-    y = torch.empty_like(x)
+    y = x.new_empty_strided(x.shape, x.stride())
     launch(
         _apply,
         (split.number * tiles.matrices, tiles.feature_blocks),

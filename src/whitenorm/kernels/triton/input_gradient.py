@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -42,7 +41,7 @@ def input_gradient(
     pooled = whitening.shape[0] == 1 and own is None
     tiles = map_tiling((x, grad), pooled, channels=weight is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
-    dx = torch.empty_like(x)
+    dx = x.new_empty_strided(x.shape, x.stride())
     launch(
         _input_gradient,
         (split.number * tiles.matrices, tiles.feature_blocks),

@@ -19,7 +19,7 @@ from whitenorm.kernels.triton.mixing import (
     weight_at,
 )
 from whitenorm.kernels.triton.scratch import get, put, scratch, times, times_symmetric, transposed
-from whitenorm.kernels.triton.solve import moments_of, with_ridge
+from whitenorm.kernels.triton.solve import logits_of, moments_of, with_ridge
 from whitenorm.kernels.triton.tiles import (
     block_features,
     identity,
@@ -99,7 +99,7 @@ def _pull_back(
     """The gradients of the pooled covariance and mean; without mixing, matrix and offset of what is added to dx."""
     assert isinstance(method.solver, Newton)
     problems, groups, features = solved.mean.shape
-    matrix, offset = torch.empty_like(solved.whitening), torch.empty_like(solved.mean)
+    matrix, offset = (part.new_empty(part.shape) for part in (solved.whitening, solved.mean))
     programs, room = scratch(offset, problems * groups, features, SLOTS.value)
     launch(
         _pull_back_kernel,
@@ -123,7 +123,7 @@ def _pull_back(
         steps=method.solver.steps,
         lost_trace=method.solver._lost_trace,
         smallest=smallest(torch.float32),
-        factor=method.scale * (2 if mixing is None else 1),
+        factor=method.scale * (2.0 if mixing is None else 1.0),
         **places(method),
         STATISTICS=len(method.statistics),
         **solve_options(features, matrix),
@@ -148,7 +148,7 @@ def _unmix(
     if method.batch and measured.batch is not None and not batch_is_constant:
         shape = (1, groups, features)
         batch = Linear(cov.new_empty(*shape, features), cov.new_empty(shape), measured.batch.number)
-    logits = Mixing(torch.empty_like(mixing.mean), torch.empty_like(mixing.cov))
+    logits = Mixing(*(part.new_empty(part.shape) for part in mixing))
     row_blocks = triton.cdiv(features, _ROWS)
     own_programs = 0 if own is None else problems * groups
     batch_programs = 0 if batch is None else groups * row_blocks
@@ -160,7 +160,7 @@ def _unmix(
         mean,
         *moments_of(measured.own if method.own else None),
         inner,
-        *mixing,
+        *logits_of(mixing),
         *((None, None) if own is None else own[:2]),
         *((None, None) if batch is None else batch[:2]),
         *logits,
