@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-torch fuzz torture lint format bench clean
+.PHONY: setup demo test test-torch fuzz torture lint format bench gpu-check clean
 
 setup: $(READY)
 
@@ -50,6 +50,10 @@ fuzz: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The Triton kernels compiled for cards that need not be there: make gpu-check ARGS=--write
+gpu-check: $(READY)
+	$(BIN)/python -m tools.gpu_check $(ARGS)
 
 clean:
 	rm -rf .venv .venv-torch-* .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info

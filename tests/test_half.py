@@ -295,15 +295,8 @@ def accuracy(model, split):
 
 
 def trained_on_digits(solver, dtype):
-<<<<<<< HEAD
-    from whitenorm.lab import digits
-
-    train, test = digits.load()
-    torch.manual_seed(1)
-=======
     train, test = pytest.importorskip("whitenorm.lab.digits").load()
-    torch.manual_seed(0)
->>>>>>> torch26
+    torch.manual_seed(1)
     norm = whitenorm.BatchWhitening(64, solver=solver, population="covariance")
     model = nn.Sequential(nn.Linear(64, 64), norm, nn.ReLU(), nn.Linear(64, 10)).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)

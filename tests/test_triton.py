@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -18,3 +19,13 @@ def test_kernels_in_the_interpreter(name):
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=INTERPRETED.parent.parent)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kernels_compile_for_a_card_that_is_not_there():
+    """One of each, for the smallest matrices; ``python -m tools.gpu_check`` compiles all for all."""
+    from tools import gpu_check
+
+    launches = {launch.name: launch for launch in gpu_check.all_launches((16,), (torch.float32,))}
+    assert set(gpu_check.PASS_OVER_X) < set(launches)
+    for launch in launches.values():
+        assert not gpu_check.measure(launch, "sm_80").problem, launch.name

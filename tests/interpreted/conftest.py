@@ -19,7 +19,7 @@ def launches():
 
 @pytest.fixture(params=[False, True], ids=["whole", "split"])
 def split(request, monkeypatch):
-    """Once as few programs as there are matrices, and once several for each."""
+    """As few programs as there are matrices, or several for each."""
     if request.param:
         monkeypatch.setattr("whitenorm.kernels.triton.tiles.LEAST_TILES", 1)
     else:

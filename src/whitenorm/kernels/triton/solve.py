@@ -43,7 +43,8 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
     moments = measured.own if method.own else measured.batch
     assert moments is not None
     problems, groups, features = moments.mean.shape
-    whitening, mean, cov = (torch.empty_like(part) for part in (moments.cov, moments.mean, moments.cov))
+    whitening, cov = (moments.cov.new_empty(moments.cov.shape) for _ in range(2))
+    mean = moments.mean.new_empty(moments.mean.shape)
     programs, room = scratch(mean, problems * groups, features, SLOTS.value)
     launch(
         _solve,
@@ -51,7 +52,7 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
         whitening,
         *moments_of(measured.own if method.own else None),
         *moments_of(measured.batch if method.batch or running is not None else None),
-        *((None, None) if mixing is None else mixing),
+        *logits_of(mixing),
         whitening,
         mean,
         cov,
@@ -62,8 +63,8 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
         features=features,
         steps=method.solver.steps,
         lost_trace=method.solver._lost_trace,
-        eps=method.eps,
-        scale=method.scale,
+        eps=float(method.eps),
+        scale=float(method.scale),
         smallest=smallest(torch.float32),
         **places(method),
         STATISTICS=len(method.statistics),
@@ -79,12 +80,17 @@ def moments_of(moments: Moments | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if moments is None else (moments.mean.contiguous(), moments.cov.contiguous())
 
 
+def logits_of(mixing: Mixing | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if mixing is None else (mixing.mean.contiguous(), mixing.cov.contiguous())
+
+
 def _running(running: Running | None, batch: Moments | None) -> tuple[Any, ...]:
     if running is None:
         return None, None, None, None, None
     assert batch is not None
     number = batch.number if isinstance(batch.number, Tensor) else None
-    return running.mean, running.matrix, running.counter, running.momentum, number
+    momentum = running.momentum if isinstance(running.momentum, Tensor) else float(running.momentum)
+    return running.mean, running.matrix, running.counter, momentum, number
 
 
 @triton.jit(do_not_specialize=["matrices", "groups", "features", "steps"])

@@ -19,7 +19,7 @@ from whitenorm.kernels.triton.mixing import (
     weight_at,
 )
 from whitenorm.kernels.triton.scratch import get, put, scratch, times, times_symmetric, transposed
-from whitenorm.kernels.triton.solve import moments_of, with_ridge
+from whitenorm.kernels.triton.solve import logits_of, moments_of, with_ridge
 from whitenorm.kernels.triton.tiles import (
     block_features,
     identity,
@@ -99,7 +99,7 @@ def _pull_back(
     """The gradients of the pooled covariance and mean; without mixing, matrix and offset of what is added to dx."""
     assert isinstance(method.solver, Newton)
     problems, groups, features = kept.mean.shape
-    matrix, offset = torch.empty_like(kept.whitening), torch.empty_like(kept.mean)
+    matrix, offset = (part.new_empty(part.shape) for part in (kept.whitening, kept.mean))
     programs, room = scratch(offset, problems * groups, features, SLOTS.value)
     launch(
         _pull_back_kernel,
@@ -151,7 +151,7 @@ def _unmix(
         batch = Linear(
             cov.new_empty(*shape, features), cov.new_empty(shape), measured.batch.mean, measured.batch.number
         )
-    logits = Mixing(torch.empty_like(mixing.mean), torch.empty_like(mixing.cov))
+    logits = Mixing(*(part.new_empty(part.shape) for part in mixing))
     row_blocks = triton.cdiv(features, _ROWS)
     own_programs = 0 if own is None else problems * groups
     batch_programs = 0 if batch is None else groups * row_blocks
@@ -163,7 +163,7 @@ def _unmix(
         mean,
         *moments_of(measured.own if method.own else None),
         inner,
-        *mixing,
+        *logits_of(mixing),
         *((None, None) if own is None else own[:2]),
         *((None, None) if batch is None else batch[:2]),
         *logits,

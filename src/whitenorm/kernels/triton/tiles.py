@@ -36,6 +36,9 @@ MOST_TILES = 8
 # Channels of a tile at most, where they are neighbours in memory.
 LARGEST_CHANNEL_BLOCK = 16
 
+# How every kernel is compiled; Triton's own default is about to change.
+EVERYWHERE = {"enable_fp_fusion": True}
+
 # Of float32.
 EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
 
@@ -212,33 +215,25 @@ def _has_tf32(device: torch.device) -> bool:
 
 def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """How the kernels that sum over x are compiled."""
-    return {
-        "FEATURE_BLOCKS": tiles.feature_blocks,
-        "PRECISION": precision(like.device),
-        "num_warps": 8 if tiles.block_features == 64 else 4,
-        "num_stages": 1,
-    }
+    warps = 2 if tiles.block_features == 16 else 8
+    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(like, warps)}
 
 
 def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
-    """How the kernels that map x are compiled; their products are made of a few features at a time."""
-    return {
-        "BLOCK_COLUMNS": BLOCK_COLUMNS,
-        "PRECISION": precision(like.device),
-        "num_warps": 8 if tiles.block_features == 64 else 4,
-        "num_stages": 1,
-    }
+    """How the kernels that map x are compiled."""
+    warps = 4 if tiles.block_features == 16 else 8
+    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(like, warps)}
 
 
 def solve_options(features: int, like: Tensor) -> dict[str, Any]:
-    """How the solves are compiled: one matrix is one block."""
+    """How the solves are compiled: a whole matrix is a tile."""
     block = block_features(features)
-    return {
-        "BLOCK_K": block,
-        "PRECISION": precision(like.device),
-        "num_warps": 8 if block == 64 else 4,
-        "num_stages": 1,
-    }
+    return {"BLOCK_K": block, **_options(like, 4 if block == 16 else 8)}
+
+
+def _options(like: Tensor, warps: int) -> dict[str, Any]:
+    # More stages would take registers that there are not.
+    return {"PRECISION": precision(like.device), "num_warps": warps, "num_stages": 1}
 
 
 def per_problem(tensor: Tensor | None) -> int:
@@ -251,7 +246,7 @@ def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **
     note(kernel.fn.__name__, arguments)
     if not like.is_meta:
         with torch.cuda.device_of(like):
-            kernel[grid](*arguments, **options)
+            kernel[grid](*arguments, **options, **EVERYWHERE)
 
 
 @triton.jit
