@@ -18,28 +18,29 @@ PRODUCTS_OF_TF32 = 3
 
 
 class Card(NamedTuple):
-    """Bytes a second, and FLOPs a second in float32 and, dense, in TF32, at best."""
+    """Bytes a second, FLOPs a second in float32 and, dense, in TF32, at best; multiprocessors; where this is from."""
 
     name: str
     bandwidth: float
     fp32: float
     tf32: float
+    processors: int
     source: str
 
     def scaled(self, bandwidth: float) -> Card:
         """A card of another bandwidth, that is otherwise as much faster or slower."""
         factor = bandwidth / self.bandwidth
         source = f"the {self.name}'s figures, scaled by bandwidth"
-        return Card("this card", bandwidth, self.fp32 * factor, self.tf32 * factor, source)
+        return Card("this card", bandwidth, self.fp32 * factor, self.tf32 * factor, self.processors, source)
 
 
 CARDS = {
     card.name: card
     for card in (
-        Card("A100 80GB", 2.039e12, 19.5e12, 156e12, "the maker's data sheet, SXM form"),
-        Card("H100 SXM", 3.35e12, 67e12, 494.7e12, "the maker's data sheet; TF32 without sparsity"),
+        Card("A100 80GB", 2.039e12, 19.5e12, 156e12, 108, "the maker's data sheet, SXM form"),
+        Card("H100 SXM", 3.35e12, 67e12, 494.7e12, 132, "the maker's data sheet; TF32 without sparsity"),
         # Its clock depends on the laptop, from 1.2 to 2.2 GHz.
-        Card("RTX 4070 Laptop", 256e9, 15.6e12, 15.6e12, "the maker's data sheet: 4,608 cores, here at 1.7 GHz"),
+        Card("RTX 4070 Laptop", 256e9, 15.6e12, 15.6e12, 36, "the maker's data sheet: 4,608 cores, here at 1.7 GHz"),
     )
 }
 

@@ -1,7 +1,7 @@
 """How long counted work takes on a card, by a plain model: a prediction, and no measurement.
 
 Operations come one after the other. Each takes as long as the host takes to launch it, or its memory to be moved, or
-its products to be computed, whichever is longest.
+its products to be computed, whichever is longest. The products of a solve are one multiprocessor's, for each matrix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def predicted_seconds(operations: Iterable[Operation], card: Card) -> float:
 
     Example::
 
-        >>> card = Card("a card", bandwidth=1e12, fp32=1e13, tf32=1e14, source="made up")
+        >>> card = Card("a card", bandwidth=1e12, fp32=1e13, tf32=1e14, processors=100, source="made up")
         >>> predicted_seconds([Operation("add", bytes=1000, flops=0)], card)
         5e-06
     """
@@ -33,7 +33,8 @@ def _seconds(operation: Operation, card: Card) -> float:
 
 def _rate(operation: Operation, card: Card) -> float:
     """torch's convolutions use TF32 unless told otherwise, its matrix products float32."""
-    tf32 = card.tf32 * cards.TF32_ATTAINED
+    fp32, tf32 = card.fp32 * cards.FP32_ATTAINED, card.tf32 * cards.TF32_ATTAINED
     if operation.triton:
-        return tf32 / cards.PRODUCTS_OF_TF32
-    return max(tf32, card.fp32 * cards.FP32_ATTAINED) if "conv" in operation.name else card.fp32 * cards.FP32_ATTAINED
+        share = min(1, operation.matrices / card.processors) if operation.matrices else 1
+        return share * tf32 / cards.PRODUCTS_OF_TF32
+    return max(tf32, fp32) if "conv" in operation.name else fp32

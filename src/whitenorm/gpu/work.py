@@ -26,13 +26,22 @@ _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided
 _OVERWRITE = {"copy_", "fill_", "zero_"}
 
 
+# In the names of Triton's kernels that solve for a matrix in one program.
+_SOLVES = ("solve", "pull_back")
+
+
 class Operation(NamedTuple):
-    """A launch: its name, the bytes it moves, its FLOPs, and whether it is one of Triton's."""
+    """A launch: its name, the bytes it moves, its FLOPs, and whether it is one of Triton's.
+
+    Of a solve it is known how many ``matrices`` there are, each of which is one multiprocessor's work; 0 where the
+    whole card works.
+    """
 
     name: str
     bytes: int
     flops: int
     triton: bool = False
+    matrices: int = 0
 
 
 class Work(NamedTuple):
@@ -69,7 +78,7 @@ def operations(run: Callable[[], Any]) -> tuple[Any, tuple[Operation, ...]]:
 
         >>> x = torch.empty(64, 32, device="meta")
         >>> y, found = operations(lambda: (x.t() @ x).relu_())
-        >>> [(name, bytes, flops) for name, bytes, flops, _ in found]
+        >>> [operation[:3] for operation in found]
         [('mm', 12288, 131072), ('relu_', 8192, 0)]
     """
     result, found, launched = _counted(run)
@@ -81,7 +90,7 @@ def layer_work(layer: nn.Module, shape: tuple[int, ...], kernels: str = "torch",
 
     How many products a kernel of Triton's has is not seen from outside. Those that go over x have one of 2·K FLOPs a
     value for two tensors of its size, or two for three; K is ``features``. What torch has beyond these in the same step
-    is left to the others.
+    is left to those that solve.
     """
     torch_work = _step(layer, shape, "torch")
     if kernels == "torch":
@@ -158,17 +167,21 @@ def _with_products(
     found: list[Operation], launched: list[Launch], by_torch: list[Operation], values: int, features: int
 ) -> tuple[Operation, ...]:
     """Operations with the FLOPs of Triton's launches filled in."""
-    large = [sum(tensor.numel() == values for tensor in launch.tensors) for launch in launched]
-    flops = [(number + 1) // 2 * 2 * values * features for number in large]
-    rest = sum(operation.flops for operation in by_torch) - sum(operation.flops for operation in found) - sum(flops)
-    others = [i for i, number in enumerate(large) if number == 0] or list(range(len(large)))
-    for i in others:
-        flops[i] += max(0, rest) // len(others)
-    return (*found, *[_launch(launch)._replace(flops=own) for launch, own in zip(launched, flops, strict=True)])
+    launches = [_launch(launch, values, features) for launch in launched]
+    rest = sum(operation.flops for operation in by_torch) - sum(operation.flops for operation in (*found, *launches))
+    solves = [i for i, launch in enumerate(launches) if launch.matrices] or list(range(len(launches)))
+    for i in solves:
+        launches[i] = launches[i]._replace(flops=launches[i].flops + max(0, rest) // len(solves))
+    return (*found, *launches)
 
 
-def _launch(launch: Launch) -> Operation:
-    return Operation(launch.kernel, _total(launch.tensors), 0, triton=True)
+def _launch(launch: Launch, values: int = 0, features: int = 0) -> Operation:
+    large = sum(tensor.numel() == values for tensor in launch.tensors)
+    flops = (large + 1) // 2 * 2 * values * features
+    # A mean (B, G, K) comes with each matrix.
+    means = [tensor.numel() // features for tensor in launch.tensors if tensor.ndim == 3 and features]
+    solves = large == 0 and any(word in launch.kernel for word in _SOLVES)
+    return Operation(launch.kernel, _total(launch.tensors), flops, True, max(means, default=1) if solves else 0)
 
 
 def _without_out(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
