@@ -26,7 +26,8 @@ def counted() -> Iterator[list[Launch]]:
     try:
         yield found
     finally:
-        _counts.remove(found)
+        # By identity: of two lists with the same launches the wrong one would go.
+        _counts[:] = [other for other in _counts if other is not found]
 
 
 def note(kernel: str, arguments: tuple[object, ...]) -> None:
