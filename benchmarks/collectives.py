@@ -56,7 +56,7 @@ def synchronised(norms: list[Norm], kernels: str) -> list[tuple[Operation, ...]]
         for norm in norms:
             if norm.key not in found:
                 norm.layer.process_group = dist.group.WORLD
-                found[norm.key] = layer_work(norm.layer, norm.shape, kernels, norm.features).operations
+                found[norm.key] = layer_work(norm.layer, norm.shape, kernels).operations
     return [found[norm.key] for norm in norms]
 
 
@@ -71,6 +71,8 @@ def resnet_row(name: str, card: Card, kernels: str, synchronise: bool) -> dict[s
     added = {ranks: extra + sum(all_reduce_seconds(size, ranks) for size in sent) for ranks in RANKS}
     return {
         "collectives": len(sent),
+        "operations": len(others) - len(own),
+        "operations_ms": extra * 1e3,
         "megabytes": sum(sent) / 1e6,
         "step_ms": predicted_seconds(resnet.step(name, kernels), card) * 1e3,
         "added_ms": {str(ranks): seconds * 1e3 for ranks, seconds in added.items()},

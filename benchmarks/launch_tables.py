@@ -54,15 +54,16 @@ def resnet_times(results: dict[str, Any]) -> str:
 
 def rank_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds that synchronised statistics add to a step, beside the gradient's own all-reduce."""
-    ranks, gradient = results["ranks"], results["ranks"]["gradient"]
-    lines = _head("predicted", "collectives", "MB a step", *[f"added on {number:,} cards" for number in RANKS])
-    for name, row in ranks["rows"].items():
-        added = [f"{row['added_ms'][str(number)]:.1f} ms" for number in RANKS]
-        lines.append(
-            _line((f"{name} ({row['step_ms']:.1f} ms)", row["collectives"], f"{row['megabytes']:.1f}", *added))
-        )
+    gradient = results["ranks"]["gradient"]
+    added = [f"added on {number:,} cards" for number in RANKS]
+    lines = _head("predicted", "collectives", "MB a step", "other operations", *added)
+    for name, row in results["ranks"]["rows"].items():
+        others = f"{row['operations']:,}, {row['operations_ms']:.1f} ms"
+        times = [f"{row['added_ms'][str(number)]:.1f} ms" for number in RANKS]
+        step = f"{name} ({row['step_ms']:.1f} ms)"
+        lines.append(_line((step, row["collectives"], f"{row['megabytes']:.1f}", others, *times)))
     own = [f"{gradient['all_reduce_ms'][str(number)]:.1f} ms" for number in RANKS]
-    lines.append(_line(("the gradient itself, beside backward", "in buckets", f"{gradient['megabytes']:.1f}", *own)))
+    lines.append(_line(("the gradient itself, beside backward", "some", f"{gradient['megabytes']:.1f}", "–", *own)))
     return "\n".join(lines)
 
 

@@ -57,7 +57,7 @@ def layer_rows(name: str, case: Case) -> dict[str, Any]:
     """One layer: with each of the kernels, the norm it stands in for, and the papers' formulation."""
     works = {"norm": layer_work(case.rival(), case.shape)}
     for kernels in _kernels():
-        works[kernels] = layer_work(case.layer(), case.shape, kernels, case.features)
+        works[kernels] = layer_work(case.layer(), case.shape, kernels)
     works["paper"] = layer_work(PAPERS[name](), case.shape)
     return {key: _row(work, case.shape, name not in _UNPREDICTABLE) for key, work in works.items()}
 

@@ -20,11 +20,10 @@ NAMES = {"BatchNorm": "bn", "IterNorm": "iternorm", "SW": "sw", "GW": "gw"}
 
 
 class Norm(NamedTuple):
-    """A norm of the net, the shape of its input, and how many features it whitens together."""
+    """A norm of the net, and the shape of its input."""
 
     layer: nn.Module
     shape: tuple[int, ...]
-    features: int
 
     @property
     def key(self) -> Hashable:
@@ -38,12 +37,7 @@ def norms(name: str) -> list[Norm]:
     if name != "bn":
         whitenorm.convert_(model, name)
     layers = [model.get_submodule(path) for path, _ in _batch_norms(_model())]
-    return [Norm(layer, shape, features(layer)) for layer, shape in zip(layers, _shapes(), strict=True)]
-
-
-def features(layer: nn.Module) -> int:
-    """How many features a layer whitens together."""
-    return int(getattr(layer, "group_size", None) or getattr(layer, "num_groups", None) or 0)
+    return [Norm(layer, shape) for layer, shape in zip(layers, _shapes(), strict=True)]
 
 
 def step(name: str, kernels: str) -> list[Operation]:
@@ -55,7 +49,7 @@ def norm_work(norm: Norm, kernels: str) -> tuple[Operation, ...]:
     """One norm's operations; norms of the same kind and shape have the same."""
     key = norm.key, kernels
     if key not in _known:
-        _known[key] = layer_work(norm.layer, norm.shape, kernels, norm.features).operations
+        _known[key] = layer_work(norm.layer, norm.shape, kernels).operations
     return _known[key]
 
 

@@ -21,11 +21,10 @@ TOKENS = (8192, 768)
 
 
 class Case(NamedTuple):
-    """A layer, the shape of its input, how many features are whitened together, and the norm it stands in for."""
+    """A layer, the shape of its input, and the norm it stands in for."""
 
     layer: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    features: int
     norm: str
 
     def rival(self) -> nn.Module:
@@ -34,10 +33,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "IterNorm": Case(lambda: IterNorm(64), IMAGES, 64, "BatchNorm"),
-    "DBN": Case(lambda: DecorrelatedBatchNorm(64), IMAGES, 16, "BatchNorm"),
-    "IW": Case(lambda: InstanceWhitening(64, 16), IMAGES, 16, "BatchNorm"),
-    "GW": Case(lambda: GroupWhitening(32, 64), IMAGES, 32, "BatchNorm"),
-    "SW": Case(lambda: SwitchableWhitening(64), IMAGES, 16, "BatchNorm"),
-    "LayerWhitening": Case(lambda: LayerWhitening(768), TOKENS, 24, "LayerNorm"),
+    "IterNorm": Case(lambda: IterNorm(64), IMAGES, "BatchNorm"),
+    "DBN": Case(lambda: DecorrelatedBatchNorm(64), IMAGES, "BatchNorm"),
+    "IW": Case(lambda: InstanceWhitening(64, 16), IMAGES, "BatchNorm"),
+    "GW": Case(lambda: GroupWhitening(32, 64), IMAGES, "BatchNorm"),
+    "SW": Case(lambda: SwitchableWhitening(64), IMAGES, "BatchNorm"),
+    "LayerWhitening": Case(lambda: LayerWhitening(768), TOKENS, "LayerNorm"),
 }

@@ -48,8 +48,8 @@ def _device(name: str) -> torch.device:
     if kind != "cuda" or not (index or "0").isdecimal() or int(index or 0) >= count:
         got = "none" if kind == "cuda" and count == 0 else f"{name}; {count} found"
         raise ValueError(
-            f"expected a CUDA device (got {got}), with whitenorm {__version__} and torch {torch.__version__}; elsewhere "
-            "torch's own kernels are used, and there is nothing to turn on"
+            f"expected a CUDA device (got {got}), with whitenorm {__version__} and torch {torch.__version__}; "
+            "elsewhere torch's kernels are used, and there is nothing to turn on"
         )
     if importlib.util.find_spec("triton") is None:
         raise ValueError(
@@ -97,7 +97,7 @@ def _times(case: Case, card: cards.Card, device: torch.device) -> list[str]:
 
 def _time(layer: nn.Module, case: Case, kernels: str, card: cards.Card, device: torch.device) -> str:
     measured = timing.step_seconds(layer, case.shape, kernels, device)
-    predicted = predicted_seconds(layer_work(layer, case.shape, kernels, case.features).operations, card)
+    predicted = predicted_seconds(layer_work(layer, case.shape, kernels).operations, card)
     return f"{measured * 1e3:.2f} ({predicted * 1e3:.2f})"
 
 

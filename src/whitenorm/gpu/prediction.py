@@ -1,7 +1,7 @@
 """How long counted work takes on a card, by a plain model: a prediction, and no measurement.
 
 Operations come one after the other. Each takes as long as the host takes to launch it, or its memory to be moved, or
-its products to be computed, whichever is longest. The products of a solve are one multiprocessor's, for each matrix.
+its products to be computed, whichever is longest. Fewer programs than multiprocessors leave the others idle.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _seconds(operation: Operation, card: Card) -> float:
 
 def _rate(operation: Operation, card: Card) -> float:
     """torch's convolutions use TF32 unless told otherwise, its matrix products float32."""
+    share = min(1, operation.programs / card.processors) if operation.programs else 1
     fp32, tf32 = card.fp32 * cards.FP32_ATTAINED, card.tf32 * cards.TF32_ATTAINED
     if operation.triton:
-        share = min(1, operation.matrices / card.processors) if operation.matrices else 1
         return share * tf32 / cards.PRODUCTS_OF_TF32
-    return max(tf32, fp32) if "conv" in operation.name else fp32
+    return max(tf32, fp32) if "conv" in operation.name else share * fp32

@@ -26,6 +26,9 @@ _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided
 _OVERWRITE = {"copy_", "fill_", "zero_"}
 
 
+_BLOCK = 64
+# As many matrices are joined to one in torch's solves.
+_SIDE_BY_SIDE = 4
 # In the names of Triton's kernels that solve for a matrix in one program.
 _SOLVES = ("solve", "pull_back")
 
@@ -33,15 +36,15 @@ _SOLVES = ("solve", "pull_back")
 class Operation(NamedTuple):
     """A launch: its name, the bytes it moves, its FLOPs, and whether it is one of Triton's.
 
-    Of a solve it is known how many ``matrices`` there are, each of which is one multiprocessor's work; 0 where the
-    whole card works.
+    ``programs`` is in how many parts it runs, each on one multiprocessor: known of Triton's, and taken to be the blocks
+    of 64×64 in products of small square matrices. Of others it is 0: they are taken to fill the card.
     """
 
     name: str
     bytes: int
     flops: int
     triton: bool = False
-    matrices: int = 0
+    programs: int = 0
 
 
 class Work(NamedTuple):
@@ -81,22 +84,22 @@ def operations(run: Callable[[], Any]) -> tuple[Any, tuple[Operation, ...]]:
         >>> [operation[:3] for operation in found]
         [('mm', 12288, 131072), ('relu_', 8192, 0)]
     """
-    result, found, launched = _counted(run)
+    result, (found, launched) = _counted(run)
     return result, (*found, *[_launch(launch) for launch in launched])
 
 
-def layer_work(layer: nn.Module, shape: tuple[int, ...], kernels: str = "torch", features: int = 0) -> Work:
+def layer_work(layer: nn.Module, shape: tuple[int, ...], kernels: str = "torch") -> Work:
     """A training step of a layer on an input of this shape, float32: y, and the gradients of x and all parameters.
 
-    How many products a kernel of Triton's has is not seen from outside. Those that go over x have one of 2·K FLOPs a
-    value for two tensors of its size, or two for three; K is ``features``. What torch has beyond these in the same step
-    is left to those that solve.
+    How many products a kernel of Triton's has is not seen from outside: they are those that torch has in the same step.
+    Products of small square matrices are those of the solves. Of the others, a kernel has one for one or two tensors
+    of x's size, and two for three.
     """
-    torch_work = _step(layer, shape, "torch")
+    forward, backward = _step(layer, shape, kernels)
     if kernels == "torch":
-        return Work(*[(*found, *map(_launch, launched)) for found, launched in torch_work])
-    directions = zip(_step(layer, shape, kernels), torch_work, strict=True)
-    return Work(*[_with_products(*own, theirs[0], math.prod(shape), features) for own, theirs in directions])
+        return Work(tuple(forward.found), tuple(backward.found))
+    both = zip((forward, backward), _step(layer, shape, "torch"), strict=True)
+    return Work(*[_with_products(*counted, by_torch.found, math.prod(shape)) for counted, by_torch in both])
 
 
 def step_work(run: Callable[[], Tensor]) -> Work:
@@ -140,48 +143,68 @@ class _Mode(TorchDispatchMode):
             moved = _total(read) + _total(_tensors(result))
             products = flop_registry.get(func._overloadpacket)
             flops = 0 if products is None else products(*args, **kwargs, out_val=result)
-            self.found.append(Operation(name, moved, int(flops)))
+            programs = _small_blocks([*read, *_tensors(result)]) if flops else 0
+            self.found.append(Operation(name, moved, int(flops), programs=programs))
         return result
 
 
-def _counted(run: Callable[[], Any]) -> tuple[Any, list[Operation], list[Launch]]:
+class _Counted(NamedTuple):
+    """Operations of torch's, and launches of Triton's."""
+
+    found: list[Operation]
+    launched: list[Launch]
+
+
+def _counted(run: Callable[[], Any]) -> tuple[Any, _Counted]:
     # Tensors that are made without a device are made there too.
     with counted() as launched, torch.device("meta"), _Mode() as mode:
         result = run()
-    return result, mode.found, launched
+    return result, _Counted(mode.found, launched)
 
 
-def _step(layer: nn.Module, shape: tuple[int, ...], kernels: str) -> list[tuple[list[Operation], list[Launch]]]:
+def _step(layer: nn.Module, shape: tuple[int, ...], kernels: str) -> tuple[_Counted, _Counted]:
     """Forward and backward, with the kernels asked for."""
     layer = layer.to("meta").train()
     x = torch.empty(shape, device="meta", requires_grad=True)
     leaves = [x, *[parameter for parameter in layer.parameters() if parameter.requires_grad]]
     with chosen(kernels):
-        y, *forward = _counted(lambda: layer(x))
+        y, forward = _counted(lambda: layer(x))
         grad = torch.empty_like(y)
-        _, *backward = _counted(lambda: torch.autograd.grad(y, leaves, grad, allow_unused=True))
-    return [tuple(forward), tuple(backward)]  # type: ignore[list-item]
+        _, backward = _counted(lambda: torch.autograd.grad(y, leaves, grad, allow_unused=True))
+    return forward, backward
 
 
 def _with_products(
-    found: list[Operation], launched: list[Launch], by_torch: list[Operation], values: int, features: int
+    found: list[Operation], launched: list[Launch], by_torch: list[Operation], values: int
 ) -> tuple[Operation, ...]:
     """Operations with the FLOPs of Triton's launches filled in."""
-    launches = [_launch(launch, values, features) for launch in launched]
-    rest = sum(operation.flops for operation in by_torch) - sum(operation.flops for operation in (*found, *launches))
-    solves = [i for i, launch in enumerate(launches) if launch.matrices] or list(range(len(launches)))
-    for i in solves:
-        launches[i] = launches[i]._replace(flops=launches[i].flops + max(0, rest) // len(solves))
+    large = [(sum(tensor.numel() == values for tensor in launch.tensors) + 1) // 2 for launch in launched]
+    launches = [_launch(launch) for launch in launched]
+    solves = [int(any(word in launch.kernel for word in _SOLVES)) for launch in launched]
+    shares = {False: large, True: solves if any(solves) else large}
+    for small, weights in shares.items():
+        rest = _flops(by_torch, small) - _flops(found, small)
+        for i, weight in enumerate(weights):
+            more = max(0, rest) * weight // max(1, sum(weights))
+            launches[i] = launches[i]._replace(flops=launches[i].flops + more)
     return (*found, *launches)
 
 
-def _launch(launch: Launch, values: int = 0, features: int = 0) -> Operation:
-    large = sum(tensor.numel() == values for tensor in launch.tensors)
-    flops = (large + 1) // 2 * 2 * values * features
-    # A mean (B, G, K) comes with each matrix.
-    means = [tensor.numel() // features for tensor in launch.tensors if tensor.ndim == 3 and features]
-    solves = large == 0 and any(word in launch.kernel for word in _SOLVES)
-    return Operation(launch.kernel, _total(launch.tensors), flops, True, max(means, default=1) if solves else 0)
+def _flops(found: Iterable[Operation], small: bool) -> int:
+    return sum(operation.flops for operation in found if (operation.programs > 0) == small)
+
+
+def _launch(launch: Launch) -> Operation:
+    return Operation(launch.kernel, _total(launch.tensors), 0, True, launch.programs)
+
+
+def _small_blocks(tensors: list[Tensor]) -> int:
+    """How many blocks products of square matrices have, alone or a few side by side; 0 of other products."""
+    sizes = {size for tensor in tensors if tensor.ndim > 1 for size in tensor.shape[-2:]}
+    size = min(sizes, default=0)
+    if size == 0 or any(other % size or other > _SIDE_BY_SIDE * size for other in sizes):
+        return 0
+    return max(tensor.numel() for tensor in tensors) // size**2 * math.ceil(size / _BLOCK) ** 2
 
 
 def _without_out(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
