@@ -14,10 +14,14 @@ from whitenorm.lab.near import near, refuse
 
 
 class Command(NamedTuple):
-    """Where a command is: a module with its options and a function ``run`` of them, and what it does."""
+    """Where a command is: a module with its options and a function ``run`` of them, and what it does.
+
+    Options are parsed by what comes with the lab extra. One without options parses its arguments itself, in a function
+    ``main`` of them that returns the exit code, and needs no extra.
+    """
 
     module: str
-    options: str
+    options: str | None
     help: str
 
 
@@ -30,6 +34,7 @@ COMMANDS = {
         "whitenorm.lab.reproduce.command", "Reproduce", "run the papers' experiments, judge their claims"
     ),
     "report": Command("whitenorm.lab.reproduce.report", "Report", "gather the results of experiments into a site"),
+    "gpu": Command("whitenorm.gpu.command", None, "check and measure the Triton kernels on this GPU, and turn them on"),
 }
 _BENCH = Command("benchmarks.run", "Bench", "time layers, solvers and models against each other")
 
@@ -52,11 +57,14 @@ def main(args: list[str] | None = None) -> int:
 def _run(args: list[str]) -> int:
     commands = _commands()
     name = _choose(commands, args[:1])
+    command = commands[name]
     try:
-        importlib.import_module("tyro")
-        options: Any = importlib.import_module("whitenorm.lab.options")
+        options: Any = None
+        if command.options is not None:
+            importlib.import_module("tyro")
+            options = importlib.import_module("whitenorm.lab.options")
         # Only the one that is asked for: some take seconds to import.
-        module: Any = importlib.import_module(commands[name].module)
+        module: Any = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "whitenorm":
             raise
@@ -67,7 +75,9 @@ def _run(args: list[str]) -> int:
         )
         return 1
     try:
-        module.run(options.parsed(getattr(module, commands[name].options), f"whitenorm {name}", args[1:]))
+        if command.options is None:
+            return int(module.main(args[1:]))
+        module.run(options.parsed(getattr(module, command.options), f"whitenorm {name}", args[1:]))
     except KeyboardInterrupt as stop:
         print(str(stop) or "Stopped.", file=sys.stderr)
         return 130

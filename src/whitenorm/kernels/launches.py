@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -12,10 +13,11 @@ _counts: list[list[Launch]] = []
 
 
 class Launch(NamedTuple):
-    """A kernel's name, and the tensors it was given to read or write."""
+    """A kernel's name, the tensors it was given to read or write, and in how many programs it runs."""
 
     kernel: str
     tensors: tuple[Tensor, ...]
+    programs: int
 
 
 @contextmanager
@@ -26,10 +28,12 @@ def counted() -> Iterator[list[Launch]]:
     try:
         yield found
     finally:
-        _counts.remove(found)
+        # By identity: of two lists with the same launches the wrong one would go.
+        _counts[:] = [other for other in _counts if other is not found]
 
 
-def note(kernel: str, arguments: tuple[object, ...]) -> None:
+def note(kernel: str, arguments: tuple[object, ...], grid: tuple[int, ...]) -> None:
     """Tell those who count of a launch."""
     for found in _counts:
-        found.append(Launch(kernel, tuple(argument for argument in arguments if isinstance(argument, Tensor))))
+        tensors = tuple(argument for argument in arguments if isinstance(argument, Tensor))
+        found.append(Launch(kernel, tensors, math.prod(grid)))

@@ -6,7 +6,7 @@ A pass counts for one kind of card, and one version of torch, Triton and whiteno
 from __future__ import annotations
 
 import functools
-import importlib.metadata
+import importlib
 import json
 import os
 import tempfile
@@ -38,7 +38,8 @@ def remember(device: torch.device, passed: bool) -> Path:
 def kind_of(device: torch.device) -> str:
     """What a pass counts for."""
     major, minor = torch.cuda.get_device_capability(device)
-    triton = importlib.metadata.version("triton")
+    # Its package has other names on some systems.
+    triton = importlib.import_module("triton").__version__
     name = torch.cuda.get_device_name(device)
     return f"{name} ({major}.{minor}), torch {torch.__version__}, triton {triton}, whitenorm {__version__}"
 
@@ -47,7 +48,7 @@ def kind_of(device: torch.device) -> str:
 def _is_trusted(index: int) -> bool:
     try:
         return kind_of(torch.device("cuda", index)) in _known()
-    except importlib.metadata.PackageNotFoundError:
+    except ImportError:
         return False
 
 

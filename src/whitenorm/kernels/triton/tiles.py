@@ -243,7 +243,7 @@ def per_problem(tensor: Tensor | None) -> int:
 
 def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
     """Run the kernel on the tensor's device, which need not be the current one; on meta it is only counted."""
-    note(kernel.fn.__name__, arguments)
+    note(kernel.fn.__name__, arguments, grid)
     if not like.is_meta:
         with torch.cuda.device_of(like):
             kernel[grid](*arguments, **options, **EVERYWHERE)

@@ -1,0 +1,130 @@
+"""What training steps ask of a GPU: kernels, passes over x and FLOPs, counted; and the times predicted from them.
+
+``python -m benchmarks.launches`` prints it, with ``--write`` it also writes benchmarks/results/launches.json and
+launches.md, and the tables of docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import collectives, papers, resnet
+from benchmarks.launch_tables import TABLES, markdown
+from whitenorm.gpu.cards import CARDS
+from whitenorm.gpu.cases import CASES, Case
+from whitenorm.gpu.chosen import has_triton
+from whitenorm.gpu.prediction import predicted_seconds
+from whitenorm.gpu.work import Work, layer_work, passes
+from whitenorm.lab.marked import write_between
+
+ROOT = Path(__file__).parent
+RESULTS = ROOT / "results" / "launches.json"
+PAGE = ROOT.parent / "docs" / "gpu.md"
+
+# The papers' formulations with the same solver, groups and steps.
+PAPERS: dict[str, Callable[[], nn.Module]] = {
+    "IterNorm": lambda: papers.IterNorm(64),
+    "DBN": lambda: papers.DBN(64),
+    "IW": lambda: papers.IW(64, 16),
+    "GW": lambda: papers.GW(32, 64),
+    "SW": lambda: papers.SW(64),
+    "LayerWhitening": lambda: papers.GW(24, 768),
+}
+# Its decomposition is one operation to torch, and many to a GPU: no time is predicted of it.
+_UNPREDICTABLE = ("DBN",)
+# On which the ranks are.
+_CARD_OF_RANKS = "A100 80GB"
+
+
+def measure() -> dict[str, Any]:
+    """All of it; nothing is timed."""
+    return {
+        "torch": torch.__version__,
+        "layers": {name: layer_rows(name, case) for name, case in CASES.items()},
+        "resnet50": resnet_rows(),
+        "ranks": rank_rows(),
+    }
+
+
+def layer_rows(name: str, case: Case) -> dict[str, Any]:
+    """One layer: with each of the kernels, the norm it stands in for, and the papers' formulation."""
+    works = {"norm": layer_work(case.rival(), case.shape)}
+    for kernels in _kernels():
+        works[kernels] = layer_work(case.layer(), case.shape, kernels)
+    works["paper"] = layer_work(PAPERS[name](), case.shape)
+    return {key: _row(work, case.shape, name not in _UNPREDICTABLE) for key, work in works.items()}
+
+
+def _row(work: Work, shape: tuple[int, ...], predictable: bool) -> dict[str, Any]:
+    row = {
+        "forward": len(work.forward),
+        "backward": len(work.backward),
+        "triton": work.triton_launches,
+        "passes": round(passes(work, shape), 1),
+        "gflops": round(work.flops / 1e9, 2),
+    }
+    if predictable:
+        row["predicted_ms"] = {key: predicted_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
+    return row
+
+
+def resnet_rows() -> list[dict[str, Any]]:
+    """A ResNet-50 step with each of the norms everywhere, and each of the kernels."""
+    chosen = [("BatchNorm", "torch"), *[(name, kernels) for name in resnet.WHITENING for kernels in _kernels()]]
+    rows = []
+    for name, kernels in chosen:
+        operations = resnet.step(resnet.NAMES[name], kernels)
+        predicted = {key: predicted_seconds(operations, card) * 1e3 for key, card in CARDS.items()}
+        rows.append({"norm": name, "kernels": kernels, "launches": len(operations), "predicted_ms": predicted})
+    return rows
+
+
+def rank_rows() -> dict[str, Any]:
+    """The same across ranks, with the fastest kernels there are."""
+    card, kernels = CARDS[_CARD_OF_RANKS], _kernels()[-1]
+    gradient = 4 * resnet.parameters()
+    rows = {
+        "IterNorm, synchronised": collectives.resnet_row("iternorm", card, kernels, synchronise=True),
+        "IterNorm, local": collectives.resnet_row("iternorm", card, kernels, synchronise=False),
+        "GW": collectives.resnet_row("gw", card, kernels, synchronise=False),
+    }
+    own = {str(ranks): collectives.all_reduce_seconds(gradient, ranks) * 1e3 for ranks in collectives.RANKS}
+    return {
+        "card": card.name,
+        "kernels": kernels,
+        "rows": rows,
+        "gradient": {"megabytes": gradient / 1e6, "all_reduce_ms": own},
+    }
+
+
+def _kernels() -> list[str]:
+    return ["torch", "triton"] if has_triton() else ["torch"]
+
+
+def write(results: dict[str, Any]) -> None:
+    """The results, and all that is made from them."""
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(markdown(results) + "\n")
+    for name, table in TABLES.items():
+        write_between(PAGE, f"<!-- {name} -->", f"<!-- end of {name} -->", table(results))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the results and the tables of docs/gpu.md")
+    options = parser.parse_args()
+    results = measure()
+    print(markdown(results))
+    if options.write:
+        write(results)
+
+
+if __name__ == "__main__":
+    main()
