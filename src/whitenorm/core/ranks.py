@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from whitenorm.kernels.types import Linear, Moments
+from whitenorm.runtime.mode import is_transformed
 
 Group = dist.ProcessGroup | None
 
@@ -26,11 +28,11 @@ def over_ranks(local: Moments, group: Group) -> Moments:
     mean, cov, number = local.mean.double(), local.cov.double(), local.number
     if isinstance(number, int) and number == 0:
         mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
-    second = _upper(number * (cov + _outer(mean)))
-    count, total_mean, total_second = _all_reduced((_count(number, mean), number * mean, second), group)
-    total = count.clamp(min=1)
-    mean = total_mean / total
-    cov = _from_upper(total_second / total, cov.shape[-1]) - _outer(mean)
+    second = _upper(torch.addcmul(cov, mean.unsqueeze(-1), mean.unsqueeze(-2)))
+    count, total, upper = _all_reduced((mean.new_ones(1), mean, second), group, number)
+    number = count.clamp(min=1)
+    mean, upper = total / number, upper / number
+    cov = torch.addcmul(_from_upper(upper, cov.shape[-1]), mean.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
     dtype = local.mean.dtype
     return Moments(mean.to(dtype), cov.to(dtype), count.squeeze().to(dtype))
 
@@ -46,16 +48,29 @@ def gradient_over_ranks(local: Linear | None, group: Group) -> Linear | None:
 
 def _upper(matrix: Tensor) -> Tensor:
     """The upper triangle of symmetric matrices, which is all there is to send, as ``(..., K(K + 1)/2)``."""
-    row, column = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], device=matrix.device)
-    return matrix[..., row, column]
+    return matrix.flatten(-2)[..., _triangle(matrix.shape[-1], matrix.device)[0]]
 
 
 def _from_upper(triangle: Tensor, size: int) -> Tensor:
-    row, column = torch.triu_indices(size, size, device=triangle.device)
-    matrix = triangle.new_empty(*triangle.shape[:-1], size, size)
-    matrix[..., row, column] = triangle
-    matrix[..., column, row] = triangle
-    return matrix
+    return triangle[..., _triangle(size, triangle.device)[1]]
+
+
+def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the entries of an upper triangle are among K·K, and where those of the matrix are in the triangle.
+
+    What a compiler traces has constants of its own.
+    """
+    return _places(size, device) if is_transformed() else _kept_places(size, device)
+
+
+def _places(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    row, column = torch.triu_indices(size, size, device=device)
+    place = torch.empty(size, size, dtype=torch.long, device=device)
+    place[row, column] = place[column, row] = torch.arange(len(row), device=device)
+    return row * size + column, place
+
+
+_kept_places = functools.cache(_places)
 
 
 def _count(number: int | Tensor, like: Tensor) -> Tensor:
@@ -106,13 +121,10 @@ def _numbers_of_ranks(state: int, groups: dict[dist.ProcessGroup, torch.device])
     return numbers
 
 
-def _outer(mean: Tensor) -> Tensor:
-    return mean.unsqueeze(-1) * mean.unsqueeze(-2)
-
-
-def _all_reduced(tensors: tuple[Tensor, ...], group: Group) -> list[Tensor]:
-    """The sums over the ranks, by one collective."""
+def _all_reduced(tensors: tuple[Tensor, ...], group: Group, number: int | Tensor = 1) -> list[Tensor]:
+    """The sums over the ranks, each rank's counted ``number`` times, by one collective."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
+    flat = flat if isinstance(number, int) and number == 1 else flat * number
     dist.all_reduce(flat, group=group)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -163,8 +163,8 @@ class _Whiten(torch.autograd.Function):
         mixed = _number_of_mixed(given, ctx.plan.method)
         found = rest[1:] if mixed is None else rest[mixed:]
         kept = ctx.plan.method.solver.keep(cov, whitening, tuple(found))
-        if mixed is not None:
-            # It can be mixed again from the moments, which are kept.
+        if mixed is not None and not ctx.plan.kernels.as_it_lies:
+            # It can be mixed again from the moments, which are kept, where operations cost less than memory.
             kept = tuple([None if tensor is cov else tensor for tensor in kept])
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
