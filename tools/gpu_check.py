@@ -27,16 +27,33 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from whitenorm.kernels import triton as kernels
+import whitenorm
+from whitenorm.kernels.triton import (
+    apply,
+    input_gradient,
+    map_gradients,
+    moments,
+    samples,
+    solve,
+    solve_backward,
+)
 from whitenorm.kernels.triton.tiles import EVERYWHERE
-from whitenorm.kernels.types import Method, Mixing
-from whitenorm.solvers import Newton
+from whitenorm.kernels.types import STATISTICS
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_check.md"
-OPERATIONS = tuple(kernels.__all__)
+MODULES = (moments, solve, apply, map_gradients, solve_backward, input_gradient, samples)
 FEATURES = (16, 32, 64)
 DTYPES = (torch.float32, torch.bfloat16)
 PASS_OVER_X = ("_partial_moments", "_apply", "_map_gradients", "_input_gradient")
+
+
+# Layers that whiten K features together, and their inputs.
+LAYERS = {
+    "batch": (lambda size: whitenorm.IterNorm(4 * size, size), (64, 4, 32, 32)),
+    "group": (lambda size: whitenorm.GroupWhitening(size, 4 * size), (64, 4, 32, 32)),
+    "switchable": (lambda size: whitenorm.SwitchableWhitening(4 * size, size, STATISTICS), (64, 4, 32, 32)),
+    "layer": (lambda size: whitenorm.LayerWhitening(size * size, size), (8192, None)),
+}
 
 
 class Card(NamedTuple):
@@ -112,51 +129,38 @@ def all_launches(features: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = DT
     found: dict[str, Launch] = {}
     for size in features:
         for dtype in dtypes:
-            for layer, shape, statistics in (
-                ("batch", (64, 4, size, 1, 1024), ("bw",)),
-                ("group", (64, 1, size, 4, 1024), ("iw",)),
-                ("switchable", (64, 4, size, 1, 1024), ("bw", "iw", "bn", "in", "ln")),
-            ):
-                x = torch.empty(shape, dtype=dtype, device="meta")
-                for launch in recorded(layer, x, Method(statistics, Newton(), 1e-5)):
+            for layer in LAYERS:
+                for launch in recorded(layer, size, dtype):
                     found.setdefault(repr((launch.name, signature(launch), constants(launch), launch.options)), launch)
     return list(found.values())
 
 
-def recorded(layer: str, x: Tensor, method: Method) -> list[Launch]:
+def recorded(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
     """What a training step would launch, without a card or memory."""
     launches: list[Launch] = []
+    make, (n, several, *positions) = LAYERS[layer]
+    channels = size * (size if several is None else several)
+    x = torch.empty(n, channels, *positions, dtype=dtype, device="meta", requires_grad=True)
 
     def record(kernel: Any, grid: tuple[int, ...], like: Tensor, *positional: Any, **named: Any) -> None:
         options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
         arguments = dict(zip(kernel.arg_names, positional, strict=False)) | named
-        launches.append(Launch(layer, x.shape[2], x.dtype, kernel, arguments, options))
+        launches.append(Launch(layer, size, dtype, kernel, arguments, options))
 
     with recording(record):
-        step(x, method)
+        y = make(size).to("meta")(x)
+        y.backward(torch.empty_like(y))
     return launches
 
 
 @contextlib.contextmanager
 def recording(record: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for name in OPERATIONS:
-            module = sys.modules[f"{kernels.__name__}.{name}"]
+        stack.callback(whitenorm.set_kernels, "auto")
+        whitenorm.set_kernels("triton")
+        for module in MODULES:
             stack.enter_context(mock.patch.object(module, "launch", record))
         yield
-
-
-def step(x: Tensor, method: Method) -> None:
-    weight, bias = (x.new_empty(x.shape[1:4], dtype=torch.float32) for _ in range(2))
-    logits = [x.new_empty(len(method.statistics), dtype=torch.float32) for _ in range(2)]
-    mixing = Mixing(*logits) if len(method.statistics) > 1 else None
-    measured = kernels.moments(x, method.own, method.batch)
-    solved = kernels.solve(measured, method, mixing, None)
-    kernels.apply(x, solved.whitening, solved.mean, weight, bias)
-    grads = kernels.map_gradients(x, x, solved.whitening, solved.mean, weight)
-    back = kernels.solve_backward(grads, solved, measured, method, weight, bias, mixing, False)
-    own_mean, batch_mean = (None if part is None else part.mean for part in measured)
-    kernels.input_gradient(x, x, solved.whitening, weight, back.own, own_mean, back.batch, batch_mean)
 
 
 def signature(launch: Launch) -> dict[str, str]:
@@ -174,7 +178,7 @@ def type_name(value: Any) -> str:
     if value is None:
         return "constexpr"
     if isinstance(value, Tensor):
-        return {torch.float32: "*fp32", torch.bfloat16: "*bf16"}[value.dtype]
+        return {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}[value.dtype]
     return "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
 
 
