@@ -21,7 +21,8 @@ from whitenorm.kernels.launches import note
 # Positions of a tile where they are summed over, and where they are mapped; features of one that are multiplied at a
 # time. Larger ones spill registers.
 SUM_POSITIONS = 32
-MAP_POSITIONS = 128
+MAP_POSITIONS = 64
+MAP_POSITIONS_OF_LARGEST = 128
 BLOCK_COLUMNS = 16
 # Features of a tile at most; larger matrices are made of several.
 LARGEST_BLOCK = 64
@@ -142,7 +143,8 @@ def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Til
 
 def map_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
     """For the kernels that map them."""
-    return tiling(tensors, pooled, channels, MAP_POSITIONS)
+    largest = block_features(tensors[0].shape[2]) == LARGEST_BLOCK
+    return tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if largest else MAP_POSITIONS)
 
 
 def tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
@@ -221,14 +223,14 @@ def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
 
 def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """How the kernels that map x are compiled."""
-    warps = 4 if tiles.block_features == 16 else 8
+    warps = 8 if tiles.block_features == LARGEST_BLOCK else 4
     return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(like, warps)}
 
 
 def solve_options(features: int, like: Tensor) -> dict[str, Any]:
     """How the solves are compiled: a whole matrix is a tile."""
     block = block_features(features)
-    return {"BLOCK_K": block, **_options(like, 4 if block == 16 else 8)}
+    return {"BLOCK_K": block, **_options(like, 8 if block == LARGEST_BLOCK else 4)}
 
 
 def _options(like: Tensor, warps: int) -> dict[str, Any]:
