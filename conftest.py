@@ -22,6 +22,11 @@ if importlib.util.find_spec("lightning") is None:
     collect_ignore += [str(path) for path in (HERE / "tests").glob("*.py") if NEEDS_LAB.search(path.read_text())]
 
 
+def pytest_collection_modifyitems(items):
+    """The longest come first, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: item.path.name != "test_triton.py")
+
+
 @pytest.fixture(autouse=True)
 def _names_in_examples(doctest_namespace):
     torch.manual_seed(0)

@@ -36,7 +36,7 @@ def test_a_wrong_gradient_is_found(factor, monkeypatch):
 
 def test_a_result_that_is_not_finite_is_found(monkeypatch):
     right = choice.TORCH.input_gradient
-    wrong = choice.TORCH._replace(input_gradient=lambda *args: right(*args) * torch.nan)
+    wrong = choice.TORCH._replace(input_gradient=lambda *args: right(*args).mul_(torch.nan))
     monkeypatch.setattr(choice, "TORCH", wrong)
     assert any("not finite" in deviation.what for seed in of_layer("iw", 3) for deviation in fuzz.run(seed)[0])
 

@@ -19,9 +19,10 @@ METHODS = {
     "SW": lambda k: whitenorm.SwitchableWhitening(2 * k, k),
     "SW five": lambda k: whitenorm.SwitchableWhitening(2 * k, k, MIX, tie_weights=True),
 }
-# Each K and each number of positions for every method; all pairs of them where there is time for it.
+# Each K and each number of positions; all pairs of them, for every method, where there is time for it.
 SIZES = [(1, 7), (3, 49), (16, 1), (16, 200), (17, 7), (32, 49), (48, 7), (64, 49)]
-if os.environ.get("WHITENORM_ALL_CASES") == "1":
+ALL = os.environ.get("WHITENORM_ALL_CASES") == "1"
+if ALL:
     SIZES = list(itertools.product([1, 3, 16, 17, 32, 48, 64], [1, 7, 49, 200]))
 # One after the other, so that all methods meet all of them.
 WAYS = list(itertools.product([contiguous, channels_last], [torch.float32, torch.bfloat16, torch.float16]))
@@ -29,8 +30,8 @@ CASES = [
     (name, k, positions, *WAYS[(i + 5 * j) % len(WAYS)])
     for i, name in enumerate(METHODS)
     for j, (k, positions) in enumerate(SIZES)
-    # Of a single position a sample has no covariance, and a group of a single feature no other to be whitened against.
-    if positions > 1 or not name.startswith(("IW", "GW"))
+    # Of a single position a sample has no covariance. Every other size here, unless there is time for all.
+    if (positions > 1 or not name.startswith(("IW", "GW"))) and (ALL or (i + j) % 2 == 0)
 ]
 
 

@@ -61,7 +61,9 @@ def whiten(
     # Compilers and transforms do not follow a write within an autograd function: there it comes after.
     within = None if is_transformed() else running
     run = _Whiten.forward if is_tracing() else _Whiten.apply
-    given = _Given._make((x, weight, bias, *(mixing or (None, None)), *(population or (None, None)), mask))
+    logits, statistics = mixing or (None, None), population or (None, None)
+    # By a plain constructor, which the compilers of older versions trace.
+    given = _Given(x, weight, bias, logits[0], logits[1], statistics[0], statistics[1], mask)
     y, *outputs = run(*given, plan, within)
     if running is not None and within is None:
         update(running, *_recorded(given, plan, outputs))
