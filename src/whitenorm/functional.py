@@ -341,7 +341,7 @@ def _fixed_whitening(
 def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, masked: bool = False) -> Plan:
     """How groups of channels are whitened."""
     kernels = kernels_for(input, method.solver, group_size, masked)
-    layout = channel_groups(input, group_size, not method.own, kernels.as_it_lies)
+    layout = channel_groups(input, group_size, not method.uses_own(), kernels.as_it_lies)
     return Plan(layout, method, kernels, group)
 
 

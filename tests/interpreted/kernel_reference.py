@@ -99,7 +99,7 @@ def kept(solved):
 def step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
     """A training step by the six kernels; a population stands for the batch's moments if one is given."""
     kernels = choice._triton()
-    measured = kernels.moments(x, method.own, method.batch and population is None)
+    measured = kernels.moments(x, method.uses_own(), method.uses_batch() and population is None)
     if population is not None:
         measured = measured._replace(batch=population)
     solved = kernels.solve(measured, method, mixing, None)

@@ -110,8 +110,8 @@ def _measured(prepared: _Given, plan: Plan, kernels: Kernels) -> Measured:
     """The moments that are needed, those of the batch over all ranks, or the population's in their place."""
     method, population = plan.method, prepared.population()
     measured = Measured(None, population)
-    if method.own or population is None:
-        measured = kernels.moments(prepared.x, method.own, method.batch and population is None)
+    if method.uses_own() or population is None:
+        measured = kernels.moments(prepared.x, method.uses_own(), method.uses_batch() and population is None)
     if prepared.mask is not None:
         measured = counted(measured, prepared.mask)
     if population is not None:
@@ -126,7 +126,8 @@ def _differentiable(given: _Given, plan: Plan) -> Tensor:
     measured = _measured(prepared, plan, kernels)
     mean, cov = pooled(measured, plan.method, prepared.mixing())
     whitening = plan.method.solver.differentiable(cov)
-    return given.cleared(written(kernels.apply, plan.layout, given.x, prepared.x, whitening, mean, *prepared[1:3]))
+    affine = prepared.weight, prepared.bias
+    return given.cleared(written(kernels.apply, plan.layout, given.x, prepared.x, whitening, mean, *affine))
 
 
 class _Whiten(torch.autograd.Function):
@@ -151,7 +152,8 @@ class _Whiten(torch.autograd.Function):
             mixing = prepared.mixing()
             measured = _measured(prepared, plan, kernels)
             solved = kernels.solve(measured, plan.method, mixing, running)
-            y = written(kernels.apply, layout, x, prepared.x, solved.whitening, solved.mean, *prepared[1:3])
+            affine = prepared.weight, prepared.bias
+            y = written(kernels.apply, layout, x, prepared.x, solved.whitening, solved.mean, *affine)
             y = given.cleared(y)
         small = _mixed(measured, given) if mixing is not None else [_single(measured).cov]
         number = () if plan.group is None else (_single(measured).number,)
@@ -198,14 +200,14 @@ def _single(measured: Measured) -> Moments:
 def _mixed(measured: Measured, given: _Given) -> list[Tensor]:
     """The moments that statistics were mixed from; the population's are given."""
     present = [measured.own, measured.batch if given.population() is None else None]
-    return [tensor for moments in present if moments is not None for tensor in moments[:2]]
+    return [tensor for moments in present if moments is not None for tensor in (moments.mean, moments.cov)]
 
 
 def _number_of_mixed(given: _Given, method: Method) -> int | None:
     """How many tensors these are; None where nothing is mixed."""
     if given.mixing() is None:
         return None
-    return 2 * (method.own + (method.batch and given.population() is None))
+    return 2 * (method.uses_own() + (method.uses_batch() and given.population() is None))
 
 
 def _recorded(given: _Given, plan: Plan, outputs: list[Tensor]) -> tuple[Moments, Tensor]:
@@ -221,7 +223,7 @@ def _backward(given: _Given, plan: Plan, kept: tuple[Tensor, ...], grad: Tensor,
     """Gradients of x, weight, bias and the mixing logits."""
     kernels, layout, method = under_transforms(plan.kernels), plan.layout, plan.method
     prepared = given.prepared(layout)
-    x, weight, bias = prepared[:3]
+    x, weight, bias = prepared.x, prepared.weight, prepared.bias
     grad = layout.split(given.cleared(grad))
     measured, solved = _unpacked(prepared, plan, kept)
     grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight, bias)
@@ -248,13 +250,13 @@ def _unpacked(prepared: _Given, plan: Plan, kept: tuple[Tensor, ...]) -> tuple[M
     if mixed is None:
         # The covariance itself plays no part in the gradient of a single statistic.
         single = Moments(mean, mean.new_empty(0), number)
-        measured = Measured(single, None) if method.own else Measured(None, single)
+        measured = Measured(single, None) if method.uses_own() else Measured(None, single)
         return measured, Kept(method.solver.restore(*rest), mean, tuple(rest))
     tensors, solver = rest[:mixed], rest[mixed:]
-    own = Moments(tensors[0], tensors[1], values) if method.own else None
+    own = Moments(tensors[0], tensors[1], values) if method.uses_own() else None
     batch = prepared.population()
-    if batch is None and method.batch:
-        batch = Moments(tensors[-2], tensors[-1], values * (prepared.x.shape[0] if method.own else 1))
+    if batch is None and method.uses_batch():
+        batch = Moments(tensors[-2], tensors[-1], values * (prepared.x.shape[0] if method.uses_own() else 1))
     measured = Measured(own, batch)
     if any(tensor is None for tensor in solver):
         cov = pooled(measured, method, prepared.mixing())[1]

@@ -28,13 +28,12 @@ class Method(NamedTuple):
     eps: float
     scale: float = 1.0
 
-    @property
-    def own(self) -> bool:
+    # No properties: the compilers of older versions do not trace them.
+    def uses_own(self) -> bool:
         """Whether a statistic of each sample takes part."""
         return any(name in SAMPLE_STATISTICS for name in self.statistics)
 
-    @property
-    def batch(self) -> bool:
+    def uses_batch(self) -> bool:
         """Whether a statistic of the whole batch takes part."""
         return any(name in BATCH_STATISTICS for name in self.statistics)
 

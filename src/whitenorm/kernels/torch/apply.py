@@ -46,14 +46,13 @@ class Centre(NamedTuple):
     mean: Tensor | None = None
     first: bool = False
 
-    @property
     def is_nothing(self) -> bool:
         return self.mean is None and not self.first
 
     def off(self, block: Block, x: Tensor, scratch: Scratch) -> Tensor:
         """The block of ``x[N, G, K, L]``, centred, in the dtype of computation."""
         values = block.of(x)
-        if self.is_nothing:
+        if self.is_nothing():
             return gathered(values, scratch)
         wide = compute_dtype(x.dtype)
         shift = values[..., :1, :].to(wide) if self.mean is None else block.own(self.mean).unsqueeze(-1)
@@ -124,7 +123,7 @@ def whitened(
     scale = scale_of(weight, bias)
     matrix = folded(whitening, weight)
     offset = None if bias is None or scale is not None else bias.squeeze(-1).unsqueeze(0)
-    if mean is not None and centre.is_nothing:
+    if mean is not None and centre.is_nothing():
         offset = _folded_mean(matrix, mean, offset)
     return _mapped(x, matrix, centre, offset, scale, out)
 

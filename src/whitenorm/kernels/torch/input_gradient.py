@@ -38,7 +38,7 @@ class Through(NamedTuple):
 
     def about(self, centre: Centre) -> Through:
         """The same map of x about another centre, without a mean of its own if that is nothing."""
-        if not centre.is_nothing:
+        if not centre.is_nothing():
             return self
         return Through(self.matrix, self.offset - times_vector(self.matrix, self.mean), self.mean)
 

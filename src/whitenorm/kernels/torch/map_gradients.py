@@ -49,7 +49,7 @@ def gradients(
 
 def _about(mean: Tensor, matrix: Tensor, offset: Tensor, centre: Centre) -> Tensor:
     """The sum of grad·(x - μ)ᵀ, from that about another centre."""
-    return matrix - offset.unsqueeze(-1) * mean.unsqueeze(-2) if centre.is_nothing else matrix
+    return matrix - offset.unsqueeze(-1) * mean.unsqueeze(-2) if centre.is_nothing() else matrix
 
 
 def _joined(parts: list[Tensor], pooled: bool) -> Tensor:
@@ -74,7 +74,7 @@ def _scaled(grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, centre: Ce
         grad_matrix, products = _scaled_products(grads, inner, matrix, scale, *scratch)
         matrices.append(grad_matrix)
         offsets.append((sums * scale.weight.squeeze(-1)).sum(-1))
-        if centre.is_nothing:
+        if centre.is_nothing():
             products = products - sums * times_vector(matrix, block.own(mean)).unsqueeze(-1)
         weights.append(products.sum((0, 1)))
     matrix, offset = torch.cat(matrices), torch.cat(offsets)

@@ -40,7 +40,7 @@ SLOTS = tl.constexpr(3)
 def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Running | None) -> Solved:
     """The statistics pooled, Newton's matrices for them, and the running statistics updated in place."""
     assert isinstance(method.solver, Newton)
-    moments = measured.own if method.own else measured.batch
+    moments = measured.own if method.uses_own() else measured.batch
     assert moments is not None
     problems, groups, features = moments.mean.shape
     whitening, cov = (moments.cov.new_empty(moments.cov.shape) for _ in range(2))
@@ -50,8 +50,8 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
         _solve,
         (programs,),
         whitening,
-        *moments_of(measured.own if method.own else None),
-        *moments_of(measured.batch if method.batch or running is not None else None),
+        *moments_of(measured.own if method.uses_own() else None),
+        *moments_of(measured.batch if method.uses_batch() or running is not None else None),
         *logits_of(mixing),
         whitening,
         mean,

@@ -63,7 +63,7 @@ def solve_backward(
     own, batch, grad_mixing = None, None, None
     if mixing is not None and inner is not None:
         own, batch, grad_mixing = _unmix(statistics, measured, method, mixing, inner, batch_is_constant)
-    elif method.own and measured.own is not None:
+    elif method.uses_own() and measured.own is not None:
         own = Linear(*statistics, measured.own.mean, measured.own.number)
     elif measured.batch is not None and not batch_is_constant:
         batch = Linear(*statistics, measured.batch.mean, measured.batch.number)
@@ -111,8 +111,8 @@ def _pull_back(
         # Newton keeps the covariance, and W.
         kept.solver[0].contiguous(),
         None if weight is None else weight.contiguous(),
-        *moments_of(measured.own if mixing is not None and method.own else None),
-        *moments_of(measured.batch if mixing is not None and method.batch else None),
+        *moments_of(measured.own if mixing is not None and method.uses_own() else None),
+        *moments_of(measured.batch if mixing is not None and method.uses_batch() else None),
         matrix,
         offset,
         vectors,
@@ -144,9 +144,9 @@ def _unmix(
     cov, mean = statistics
     problems, groups, features = mean.shape
     own, batch = None, None
-    if method.own and measured.own is not None:
+    if method.uses_own() and measured.own is not None:
         own = Linear(torch.empty_like(cov), torch.empty_like(mean), measured.own.mean, measured.own.number)
-    if method.batch and measured.batch is not None and not batch_is_constant:
+    if method.uses_batch() and measured.batch is not None and not batch_is_constant:
         shape = (1, groups, features)
         batch = Linear(
             cov.new_empty(*shape, features), cov.new_empty(shape), measured.batch.mean, measured.batch.number
@@ -161,7 +161,7 @@ def _unmix(
         cov,
         cov,
         mean,
-        *moments_of(measured.own if method.own else None),
+        *moments_of(measured.own if method.uses_own() else None),
         inner,
         *logits_of(mixing),
         *((None, None) if own is None else own[:2]),
