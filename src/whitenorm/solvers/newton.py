@@ -71,7 +71,7 @@ class Newton(Solver):
         if self.steps == 0:
             return identity * trace.rsqrt()
         y, z = _start(cov, trace, identity), None
-        t = torch.lerp(identity, y, -0.5)
+        t = torch.add(1.5 * identity, y, alpha=-0.5)
         for _ in range(1, self.steps):
             z = t if z is None else torch.bmm(t, z, out=ring(t))
             y = torch.bmm(y, t, out=ring(t))
@@ -122,22 +122,30 @@ def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring, pairs: Rin
     """
     size = start.shape[-1]
     u_du = torch.cat((start, along), -2)
-    above = torch.eye(2 * size, size, dtype=start.dtype, device=start.device)
+    above = 1.5 * torch.eye(2 * size, size, dtype=start.dtype, device=start.device)
     # The first step, whose Z is I and dZ is 0: S above -dU/2.
-    z_dz = torch.lerp(above, u_du, -0.5)
+    z_dz = torch.add(above, u_du, alpha=-0.5)
     s = z_dz[:, :size]
     for step in range(1, steps):
         product = torch.bmm(u_du, s, out=pairs(u_du))
         m = product[:, size:]
         u, u_du = u_du[:, :size], torch.bmm(product, s, out=pairs(u_du))
-        du = u_du[:, size:].baddbmm_(u, torch.add(m, m.mT, out=ring(m)), alpha=-0.5)
-        s = torch.lerp(above[:size], u_du[:, :size], -0.5)
+        du = _less_half(u_du[:, size:], u, torch.add(m, m.mT, out=ring(m)), ring)
+        s = torch.add(above[:size], u_du[:, :size], alpha=-0.5)
         z, dz = z_dz[:, :size], z_dz[:, size:]
         if step == steps - 1:
-            return torch.bmm(dz, s, out=ring(m)).baddbmm_(z, du, alpha=-0.5)
+            return _less_half(torch.bmm(dz, s, out=ring(m)), z, du, ring)
         z_dz = torch.bmm(z_dz, s, out=pairs(z_dz))
-        z_dz[:, size:].baddbmm_(z, du, alpha=-0.5)
+        _less_half(z_dz[:, size:], z, du, ring)
     return z_dz[:, size:]
+
+
+def _less_half(matrix: Tensor, a: Tensor, b: Tensor, ring: Ring) -> Tensor:
+    """matrix ← matrix - a·b/2."""
+    if matrix.is_cpu:
+        # Into a part of a tensor, a product would be added one matrix at a time.
+        return matrix.sub_(torch.bmm(a, b, out=ring(a)), alpha=0.5)
+    return matrix.baddbmm_(a, b, alpha=-0.5)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
