@@ -283,7 +283,7 @@ def test_a_check_that_passes(card, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "float32, contiguous: 1 agree, at most 1.0e-06 off (allowed 2e-04)" in printed
     assert f"kept in {card}; undo it by: whitenorm gpu --forget" in printed
-    assert re.search(r"IterNorm +1\.00 \(0\.05\) +1\.00 \(0\.73\) +1\.00 \(0\.\d\d\)\n", printed)
+    assert re.search(r"IterNorm( +1\.00 \(0\.\d\d\)){3}\n", printed)
     assert trust.is_trusted(CUDA)
     assert cli.main(["gpu", "--forget"]) == 0
     assert not trust.is_trusted(CUDA)
