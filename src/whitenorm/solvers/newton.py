@@ -142,7 +142,7 @@ def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring, pairs: Rin
 
 def _less_half(matrix: Tensor, a: Tensor, b: Tensor, ring: Ring) -> Tensor:
     """matrix ← matrix - a·b/2."""
-    if matrix.is_cpu:
+    if matrix.device.type == "cpu":
         # Into a part of a tensor, a product would be added one matrix at a time.
         return matrix.sub_(torch.bmm(a, b, out=ring(a)), alpha=0.5)
     return matrix.baddbmm_(a, b, alpha=-0.5)
