@@ -36,12 +36,13 @@ from whitenorm.kernels.triton import (
     samples,
     solve,
     solve_backward,
+    unmix,
 )
 from whitenorm.kernels.triton.tiles import EVERYWHERE
 from whitenorm.kernels.types import STATISTICS
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_check.md"
-MODULES = (moments, solve, apply, map_gradients, solve_backward, input_gradient, samples)
+MODULES = (moments, solve, apply, map_gradients, solve_backward, unmix, input_gradient, samples)
 FEATURES = (16, 32, 64)
 DTYPES = (torch.float32, torch.bfloat16)
 PASS_OVER_X = ("_partial_moments", "_apply", "_map_gradients", "_input_gradient")

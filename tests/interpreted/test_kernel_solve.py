@@ -65,6 +65,18 @@ def test_some_running_statistics():
     assert not torch.equal(statistics.mean, old.mean)
 
 
+@pytest.mark.parametrize("kind", ["whitening", "covariance"])
+def test_running_statistics_of_other_strides(kind):
+    dense = running(kind, 0.25)
+    strided = clone(dense)._replace(matrix=torch.zeros(2, 5, 10)[..., ::2].copy_(dense.matrix))
+    assert not strided.matrix.is_contiguous()
+    for statistics in (dense, strided):
+        solve(measured(), method(("bw",)), None, statistics)
+    assert torch.allclose(strided.mean, dense.mean)
+    assert torch.allclose(strided.matrix, dense.matrix)
+    assert strided.counter == dense.counter == 4
+
+
 @pytest.mark.parametrize(
     ("features", "steps"), [(1, 5), (3, 0), (3, 1), (16, 5), (16, 2), (17, 5), (32, 1), (48, 5), (64, 0), (64, 5)]
 )

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whitenorm.kernels.running import update
 from whitenorm.kernels.triton.mixing import (
     layer_moments,
     load_moments,
@@ -43,6 +44,7 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
     moments = measured.own if method.uses_own() else measured.batch
     assert moments is not None
     problems, groups, features = moments.mean.shape
+    later, running = (None, running) if _lies_dense(running) else (running, None)
     whitening, cov = (moments.cov.new_empty(moments.cov.shape) for _ in range(2))
     mean = moments.mean.new_empty(moments.mean.shape)
     programs, room = scratch(mean, problems * groups, features, SLOTS.value)
@@ -73,7 +75,15 @@ def solve(measured: Measured, method: Method, mixing: Mixing | None, running: Ru
         MOMENTUM_IS_TENSOR=running is not None and isinstance(running.momentum, Tensor),
         **solve_options(features, whitening),
     )
+    if later is not None and measured.batch is not None:
+        update(later, measured.batch, whitening)
     return Solved(whitening, mean, cov)
+
+
+def _lies_dense(running: Running | None) -> bool:
+    """Whether the kernel can write the running statistics; those of other strides are left to torch."""
+    tensors = () if running is None else (running.mean, running.matrix)
+    return all(tensor is None or tensor.is_contiguous() for tensor in tensors)
 
 
 def moments_of(moments: Moments | None) -> tuple[Tensor | None, Tensor | None]:
