@@ -24,7 +24,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     )
     for panel, name, entries in zip(axes[:, 0], names, _entries(results, names), strict=True):
         _bars(panel, name, entries)
-    axes[0, 0].legend(loc="lower right")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
     axes[-1, 0].set_xlabel("forward + backward, times BatchNorm's")
     figure.savefig(path, dpi=110)
     plt.close(figure)

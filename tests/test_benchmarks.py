@@ -136,8 +136,12 @@ def test_every_rival_that_is_ahead_is_named(results):
     changed = json.loads(json.dumps(results))
     for row in changed["sweep"]:
         row["fastest_to_own"] = 0.5 if row["method"] == "GW" else 2.0
+    for _, name, row in report.rows(changed):
+        row["to_paper"], row["to_native"] = (1.25, None) if name == "IW" else (0.5, 0.5)
+    (said,) = report.behind(changed)
+    assert "shapes: IW 4×32×6×6 (paper, 1.25). Of 3" in said
+    assert "ahead in 1, which" in said
     text = report.sweep_table(changed)
-    assert "ahead in 1:" in text
     assert "| GW | 16 | 4×256×4×4 |" in text
     assert "| IW |" not in text
 
