@@ -159,6 +159,13 @@ def test_calibration_by_configuration(number, tmp_path):
     assert torch.equal(before["1.weight"], after["1.weight"]) == (number == 0)
 
 
+def test_bw_sigma_is_by_zca_with_weights():
+    """Five steps of Newton do not give the identity's population back exactly."""
+    assert Train(norm="bw-sigma").norm_options() == {"solver": "newton"}
+    assert Train(norm="bw-sigma", weights="imagenet").norm_options() == {}
+    assert Train(norm="bw-sigma", weights="imagenet", solver="newton").norm_options() == {"solver": "newton"}
+
+
 def test_resize_is_for_sets_in_memory():
     with pytest.raises(ValueError, match="expected --image-size for an image folder"):
         Train(dataset="imagefolder:x", resize=96)
