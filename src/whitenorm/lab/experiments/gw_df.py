@@ -41,7 +41,7 @@ _TABLE_A1 = {
     "S1-B12": {"BW": 76.79, "BW_Σ": 77.11, "GW": 77.48},
 }
 _EXTRA = "+df"
-# Points within which two errors are called alike; seeds of the paper's nets differ by some tenths.
+# Points within which two errors are called alike; the paper prints no spread to take it from.
 _MARGIN = 1.0
 _PANELS = {
     "BN": {f"BN{extra}": dataclasses.replace(GwImagenet(), norm="bn", where=f"all{extra}") for extra in ("", _EXTRA)},
