@@ -280,7 +280,6 @@ def test_search_finds_the_best(penalty):
     found = beam_search(net, source[None], beams=200, penalty=penalty)[0]
     every = [ids for length in range(4) for ids in itertools.product([3, 4, 5], repeat=length)]
 
-
     def score(ids):
         return log_p(net, source, ids) / (len(ids) + 1) ** penalty
 

@@ -58,7 +58,9 @@ class TranslationScores(torchmetrics.Metric):
         if rest[1]:
             lengths, counts = [int(number) for number in rest[:2]], [int(number) for number in rest[2:]]
             metric = bleu(self.language)
-            score = metric.compute_bleu(counts[:_ORDERS], counts[_ORDERS:], *lengths, smooth_method=metric.smooth_method)
+            score = metric.compute_bleu(
+                counts[:_ORDERS], counts[_ORDERS:], *lengths, smooth_method=metric.smooth_method
+            )
             numbers["bleu"] = score.score
         return numbers
 

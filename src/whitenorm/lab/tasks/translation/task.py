@@ -120,7 +120,10 @@ class Translation(Task[Translate]):
         assert isinstance(model, Translator)
         if not batch.source:
             return
-        source, target = model.ids(model.source_vocabulary, batch.source), model.ids(model.target_vocabulary, batch.target)
+        source, target = (
+            model.ids(model.source_vocabulary, batch.source),
+            model.ids(model.target_vocabulary, batch.target),
+        )
         loss = _cross_entropy(model(source, shifted(target)), target)
         outputs = self.translated(model, batch) if batch.translated else ()
         scores.update(loss, (target != PAD).sum(), outputs, batch.target)
