@@ -51,12 +51,14 @@ class Attention(nn.Module):
         if width % heads:
             raise ValueError(f"expected a width that is a multiple of the {heads} heads (got {width})")
         self.heads = heads
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.output = nn.Linear(width, width), nn.Linear(width, width)
+        # Keys and values in one product.
+        self.memory = nn.Linear(width, 2 * width)
 
     def remember(self, x: Tensor, seen: Tensor | None = None) -> Memory:
         """Keys and values of x; ``seen`` is boolean ``(N, S)`` and False at padding, which nobody attends to."""
-        mask = None if seen is None else seen[:, None, None]
-        return Memory(self._split(self.key(x)), self._split(self.value(x)), mask)
+        keys, values = self.memory(x).chunk(2, -1)
+        return Memory(self._split(keys), self._split(values), None if seen is None else seen[:, None, None])
 
     def forward(self, x: Tensor, memory: Memory, causal: bool = False) -> Tensor:
         found = F.scaled_dot_product_attention(

@@ -142,5 +142,5 @@ class TextBatches:
 
     def __iter__(self) -> Iterator[TextBatch]:
         for rows in self.rows:
-            sides = ([side[row] for row in rows.tolist()] for side in self.pairs)
-            yield TextBatch(*sides, self.translated)
+            source, target = ([side[row] for row in rows.tolist()] for side in self.pairs)
+            yield TextBatch(source, target, self.translated)

@@ -33,7 +33,7 @@ class Translate(Run, NormOptions):
     """Train on the first so many pairs; all if not given."""
     test_pairs: int | None = None
     """Test and validate on the first so many; all if not given."""
-    vocabulary: int = 4000
+    vocabulary: int = 3000
     """Pieces of words, for both languages together or for each."""
     joint: bool = True
     """One vocabulary for both languages."""
@@ -61,11 +61,11 @@ class Translate(Run, NormOptions):
     batch_size: int = 1024
     """Tokens a step, over all processes: of the longer side, with padding."""
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    lr: float = 3e-3
+    lr: float = 4e-3
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 1e-4
     schedule: Schedule = "inverse-sqrt"
-    warmup_steps: int = 400
+    warmup_steps: int = 300
     label_smoothing: float = 0.1
     """Share of the target spread over all pieces."""
 
@@ -79,13 +79,15 @@ class Translate(Run, NormOptions):
         self.at_least(
             1,
             *("max_length", "train_pairs", "test_pairs", "vocabulary", "batch_size", "beams"),
-            *("encoder_layers", "decoder_layers", "width", "hidden", "heads"),
+            *("encoder_layers", "decoder_layers", "width", "hidden", "heads", "num_groups"),
         )
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to below 1 (got {getattr(self, name)})")
         if self.norm not in ("ln", "gw"):
             raise ValueError(f"expected norm to be ln or gw, which are of tokens (got {self.norm!r})")
+        if self.num_groups is not None and self.width % self.num_groups:
+            raise ValueError(f"expected num_groups that divide the width, {self.width} (got {self.num_groups})")
         if self.share_embeddings and not self.joint:
             raise ValueError(
                 "expected a joint vocabulary for shared embeddings (got separate ones); use --no-share-embeddings"

@@ -122,7 +122,10 @@ def _longer(living: _Beams, gains: Tensor, best: _Best, divisor: float) -> _Beam
 def _remaining(living: _Beams, going: Tensor) -> _Beams:
     rows = going[:, None].expand_as(living.scores).flatten()
     return _Beams(
-        *(part[going] for part in living[:4]),
+        living.sentences[going],
+        living.pieces[going],
+        living.scores[going],
+        living.ended[going],
         [memory.rows(going) for memory in living.source],
         [None if memory is None else memory.rows(rows) for memory in living.past],
     )

@@ -44,13 +44,12 @@ def read(dataset: str, root: Path | None, source: str, target: str, skip_empty: 
     if source == target:
         raise ValueError(f"expected two languages (got {source} and {target})")
     folder = _folder(dataset, root)
-    splits, left_out = [], 0
-    for names in _SPLITS.values():
+    splits, left_out = {}, 0
+    for split, names in _SPLITS.items():
         files = _files(folder, names, (source, target), ORIGINS.get(dataset, ""))
-        pairs, empty = _pairs(*files, skip_empty)
-        splits.append(pairs)
+        splits[split], empty = _pairs(*files, skip_empty)
         left_out += empty
-    return Corpus(*splits, left_out)
+    return Corpus(**splits, left_out=left_out)
 
 
 def _folder(dataset: str, root: Path | None) -> Path:

@@ -207,7 +207,7 @@ class Transformer(nn.Module):
 
 
 def _initialise_(net: Transformer) -> None:
-    """Xavier's uniform weights, queries, keys and values together as one matrix; embeddings of deviation width^-½."""
+    """Xavier's uniform weights, those of queries, keys and values as of one matrix; embeddings of deviation width^-½."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -216,5 +216,7 @@ def _initialise_(net: Transformer) -> None:
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
     for module in net.modules():
         if isinstance(module, Attention):
-            for linear in (module.query, module.key, module.value):
-                nn.init.xavier_uniform_(linear.weight, gain=2**-0.5)
+            width = module.query.in_features
+            for linear in (module.query, module.memory):
+                # As of 3·width outputs.
+                nn.init.xavier_uniform_(linear.weight, math.sqrt((width + linear.out_features) / (4 * width)))
