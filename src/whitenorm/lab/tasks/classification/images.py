@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from whitenorm.lab.data import Split
-from whitenorm.lab.training.batches import StepBatches, check_batch_size, generator, in_turn, shuffled
+from whitenorm.lab.training.batches import StepBatches, TestBatches, check_batch_size, generator, in_turn, shuffled
 
 PADDING = 4
 
@@ -65,21 +65,15 @@ class TrainBatches(StepBatches):
         return (torch.rand(self.batch_size, 3, generator=generator(self.seed, epoch, i)) * limits).long()
 
 
-class TestBatches:
+class ImageBatches(TestBatches):
     """All images in order, once, in batches of even sizes. Every process has as many batches as the others."""
 
-    __test__ = False
-
     def __init__(self, split: Split, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self.indices = in_turn(torch.arange(len(split.labels)), batch_size, rank, world)
         self.split = split
+        super().__init__(in_turn(torch.arange(len(split.labels)), batch_size, rank, world), self._rows)
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for index in self.indices:
-            yield Batch(self.split.images[index], self.split.labels[index])
+    def _rows(self, rows: Tensor) -> Batch:
+        return Batch(self.split.images[rows], self.split.labels[rows])
 
 
 def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
@@ -102,6 +96,17 @@ def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
     down, right, flip = draws.unbind(1)
     crops = windows[torch.arange(number, device=images.device), :, down, right]
     return torch.where(flip.bool().view(-1, 1, 1, 1), crops.flip(-1), crops)
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """Images scaled to so many pixels a side, smoothed where they become smaller.
+
+    Example::
+
+        >>> resized(torch.randn(2, 3, 32, 32), 96).shape
+        torch.Size([2, 3, 96, 96])
+    """
+    return F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=size < images.shape[-1])
 
 
 def mixing(alpha: float, *key: int, number: int) -> tuple[float, Tensor]:
@@ -130,6 +135,8 @@ def normalisation(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """
     if kind == "none":
         return torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / 255)
+    if kind == "half":
+        return torch.full((1, 1, 1), 127.5), torch.full((1, 1, 1), 1 / 127.5)
     total = torch.zeros(images.shape[1:], dtype=torch.float64)
     squares = torch.zeros_like(total)
     for part in images.split(4096):
