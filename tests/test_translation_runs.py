@@ -1,6 +1,7 @@
 """Runs of translation: they learn, go on to the same bits, are one over several processes, and leave a translator."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,7 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 from text_sets import write_multi30k
+from torch.utils.flop_counter import FlopCounterMode
 
+from whitenorm.lab import tasks
 from whitenorm.lab.tasks.translation.config import GwNmt, Translate
 from whitenorm.lab.tasks.translation.scores import signature
 from whitenorm.lab.tasks.translation.translator import Translator
@@ -57,15 +60,11 @@ def test_what_is_left(run, root):
 
 
 def test_another_set_is_translated_with_the_runs_own_pieces(run, root, tmp_path):
-    folder, outcome = run
+    folder, _ = run
     other = write_multi30k(tmp_path, pairs=300, tests=10)
     assert (other / "val.de").read_text() != (root / "multi30k" / "val.de").read_text()
     found = evaluate(Evaluate(folder, data=root, dataset=f"folder:{other}"))
     assert found["test"]["bleu"] > 50
-
-
-class Stop(Exception):
-    """In the middle of an epoch."""
 
 
 def test_it_goes_on_to_the_same_bits(root, tmp_path):
@@ -73,12 +72,12 @@ def test_it_goes_on_to_the_same_bits(root, tmp_path):
 
     def stop(trainer, *rest):
         if trainer.global_step == 12:
-            raise Stop
+            raise InterruptedError
 
     config = Translate(**TINY, norm="gw", data=root, epochs=2, test_pairs=2, checkpoint_steps=5)
     whole, stopped = (replace(config, folder=tmp_path / name) for name in ("whole", "stopped"))
     fit(whole)
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         fit(stopped, callbacks=[LambdaCallback(on_train_batch_end=stop)])
     outcome = fit(stopped)
     weights = [RunFolder(folder).weights() for folder in (whole.folder, stopped.folder)]
@@ -90,11 +89,11 @@ def test_other_sentences_are_not_gone_on_with(root, tmp_path):
     from lightning.pytorch.callbacks import LambdaCallback
 
     def stop(trainer, *rest):
-        raise Stop
+        raise InterruptedError
 
     data = write_multi30k(tmp_path, pairs=400)
     config = Translate(**TINY, data=tmp_path, epochs=1, test_pairs=2, checkpoint_steps=1, folder=tmp_path / "run")
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         fit(config, callbacks=[LambdaCallback(on_train_epoch_end=stop)])
     # As many bytes of a vocabulary, of other letters.
     for side in ("de", "en"):
@@ -172,3 +171,15 @@ def test_the_papers_configuration():
     assert (config.batch_size, config.epochs, config.dataset, config.norm) == (4096, 50, "iwslt14", "gw")
     assert not config.pre_norm
     assert Translate.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_the_papers_cost():
+    """Of 160,239 pairs of some 25 pieces a side, as the preset states it."""
+    task = tasks.made(GwNmt(norm="ln"))
+    with torch.device("meta"):
+        net = task.build({"pieces": [10000, 10000]})
+        ids = torch.ones(1, 25, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            net(ids, ids)
+    stated = float(re.search(r"Cost: ([\d.]+) PFLOPs", GwNmt.__doc__)[1])
+    assert 3 * counter.get_total_flops() * 160_239 * 50 / 1e15 == pytest.approx(stated, rel=0.05)

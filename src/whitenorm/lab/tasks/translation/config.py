@@ -103,7 +103,7 @@ class GwNmt(Translate):
 
     Expected: BLEU 35.27 ± 0.06, with --norm ln 35.02 ± 0.09 (mean of 5 seeds; fairseq's BLEU of tokenized text in lower
     case, where sacrebleu's, taken here, is of the text as it is).
-    Cost: PFLOPS_HERE.
+    Cost: 44 PFLOPs.
     Command: torchrun --nproc-per-node 2 -m whitenorm train gw-nmt --data ROOT
     """
 

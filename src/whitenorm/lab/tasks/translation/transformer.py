@@ -207,7 +207,7 @@ class Transformer(nn.Module):
 
 
 def _initialise_(net: Transformer) -> None:
-    """Xavier's uniform weights, those of queries, keys and values as of one matrix; embeddings of deviation width^-½."""
+    """Xavier's uniform weights, of queries, keys and values as of one matrix; embeddings of deviation width^-½."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
