@@ -1,0 +1,83 @@
+"""A trained classifier's weights, from a file, for the backbone of a detector."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# What a backbone leaves of its classifier.
+_CLASSIFIER = "fc."
+_LISTED = 4
+
+
+def state_of(file: Path) -> dict[str, Tensor]:
+    """The state dict of a file of ``torch.save``, where it may have others around it, or of a run's folder.
+
+    Args:
+        file: the file, or the folder of a run.
+    """
+    if file.is_dir():
+        from whitenorm.lab.training.folder import RunFolder
+        from whitenorm.lab.training.loading import weights
+
+        return weights(RunFolder(file))
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise OSError(f"expected weights in {file} (got no such file)") from error
+    # torch's own errors of damaged files are these.
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+        raise OSError(
+            f"expected {file} to be a state dict of torch.save (got a damaged or other file: {error})"
+        ) from error
+    for name in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise OSError(f"expected {file} to be a state dict, tensors by name (got {type(content).__name__} of others)")
+    return {name.removeprefix("module."): value for name, value in content.items()}
+
+
+def differences(net: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """What of a state is not as a net has it, but for its classifier; nothing where it fits."""
+    own, given = _shapes(net.state_dict()), _shapes(state)
+    missing = [f"no {name}" for name in own if name not in given]
+    foreign = [f"{name}, which the net has not" for name in given if name not in own]
+    shapes = [
+        f"{name} of shape {given[name]}, where the net has {shape}"
+        for name, shape in own.items()
+        if name in given and given[name] != shape
+    ]
+    return missing + foreign + shapes
+
+
+def fill_(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state that fits; the classifier stays."""
+    net.load_state_dict({name: value for name, value in state.items() if name in _shapes(state)}, strict=False)
+
+
+def misfit(file: Path, net: str, lists: Mapping[str, list[str]]) -> ValueError:
+    """What to say of weights that fit none of a net's forms, by their names."""
+    said = "; ".join(
+        f"as {form}: {', '.join(found[:_LISTED])}{f' and {len(found) - _LISTED} more' if len(found) > _LISTED else ''}"
+        for form, found in lists.items()
+    )
+    return ValueError(
+        f"expected the weights of a {net} with the norms that are asked for, or with BatchNorm, in {file} (got {said})"
+        "; name the net and norm that they were trained with"
+    )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    # Counters of batches are in some files and not in others.
+    left_out = ("num_batches_tracked",)
+    return {
+        name: tuple(value.shape)
+        for name, value in state.items()
+        if not name.startswith(_CLASSIFIER) and not name.endswith(left_out)
+    }
