@@ -80,7 +80,7 @@ class Picture:
                 raise ValueError(f"of {tuple(drawn.shape)} for an image of {(self.height, self.width)}")
         # pycocotools knows no errors of its own.
         except Exception as error:
-            raise ValueError(
+            raise OSError(
                 f"expected polygons or run lengths as the segmentation of annotation {self.annotations[i]} of {self} "
                 f"(got {_short(self.segmentations[i])}: {error}); mend it, or train without masks"
             ) from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import get_model, get_model_builder, list_models, resnet
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -27,8 +27,13 @@ _LEVELS = ("0", "1", "2", "3")
 _CONVOLUTIONS = 4
 
 
-def build(config: Detection, classes: int) -> nn.Module:
+def build(config: Detection, classes: int, state: Mapping[str, Tensor] | None = None) -> nn.Module:
     """The detector of a configuration, for so many classes with the background among them.
+
+    Args:
+        config: the run's.
+        classes: outputs of the box head.
+        state: of a classifier with the backbone's net, to begin from.
 
     Example::
 
@@ -48,7 +53,7 @@ def build(config: Detection, classes: int) -> nn.Module:
         "box_head": _box_head(config),
         "box_predictor": FastRCNNPredictor(config.head_width, classes),
     }
-    pyramid = _pyramid(config)
+    pyramid = _pyramid(config, state)
     if not config.masks:
         return FasterRCNN(pyramid, **options)
     return MaskRCNN(
@@ -60,9 +65,9 @@ def build(config: Detection, classes: int) -> nn.Module:
     )
 
 
-def _pyramid(config: Detection) -> BackboneWithFPN:
-    backbone = _backbone(config)
-    # The last of these is in the registration order of a stage: ResNets double the width at each.
+def _pyramid(config: Detection, state: Mapping[str, Tensor] | None) -> BackboneWithFPN:
+    backbone = _backbone(config, state)
+    # ResNets double the width at each stage.
     widths = [backbone.inplanes // 2**halvings for halvings in (3, 2, 1, 0)]
     layers = dict(zip(_STAGES, _LEVELS, strict=True))
     pyramid = BackboneWithFPN(backbone, layers, widths, config.fpn_channels, norm_layer=_norm_layer(config.fpn_norm))
@@ -70,7 +75,7 @@ def _pyramid(config: Detection) -> BackboneWithFPN:
     return pyramid
 
 
-def _backbone(config: Detection) -> resnet.ResNet:
+def _backbone(config: Detection, state: Mapping[str, Tensor] | None) -> resnet.ResNet:
     """The classifier that the backbone is taken from, with its norms, weights and fixed layers."""
     names = [name for name in list_models() if get_model_builder(name).__module__ == resnet.__name__]
     if config.net not in names:
@@ -78,18 +83,15 @@ def _backbone(config: Detection) -> resnet.ResNet:
             f"expected a residual net of torchvision as backbone: {', '.join(names)} (got {config.net!r})"
             f"{near(config.net, names)}"
         )
-    if config.freeze_bn and config.weights is None:
-        raise ValueError("expected --weights, which the frozen BatchNorms' statistics are of (got none)")
-    plain = get_model(config.net, weights=None)
-    state = None if config.weights is None else weights.state_of(Path(config.weights))
-    taken = False
-    if state is not None and not (as_bn := weights.differences(plain, state)):
-        weights.fill_(plain, state)
-        taken = True
-    net = place_(plain, config.norm, config.where, **config.norm_options())
-    if state is not None and not taken:
+    net = get_model(config.net, weights=None)
+    # Weights of BatchNorm are converted with the net, others belong to the converted one.
+    as_bn = [] if state is None else weights.differences(net, state)
+    if state is not None and not as_bn:
+        weights.fill_(net, state)
+    net = place_(net, config.norm, config.where, **config.norm_options())
+    if state is not None and as_bn:
         if as_asked := weights.differences(net, state):
-            raise weights.misfit(Path(config.weights or ""), config.net, {config.norm: as_asked, "BatchNorm": as_bn})
+            raise weights.misfit(config.weights, config.net, {config.norm: as_asked, "BatchNorm": as_bn})
         weights.fill_(net, state)
     _fix(net, config.freeze_at)
     return freeze_(net) if config.freeze_bn else net

@@ -15,6 +15,7 @@ from whitenorm.lab.tasks.detection.metric import AveragePrecision
 from whitenorm.lab.tasks.detection.model import build
 from whitenorm.lab.tasks.detection.pictures import Batch, Pictures, collate, sets, trained
 from whitenorm.lab.tasks.detection.sheet import sheet
+from whitenorm.lab.tasks.detection.weights import state_of
 from whitenorm.lab.training.batches import check_batch_size, generator
 from whitenorm.lab.training.checkpoints import write
 from whitenorm.lab.training.reading import Loader, TrainOrder, test_order
@@ -40,10 +41,12 @@ class DetectionTask(Task[Detection]):
     """
 
     best = "ap"
+    # Whether a run begins, for which trained weights are read; a model that is loaded has its own.
+    begins = False
 
     def source(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> Source:
         """Batches of COCO's files; in their place, ``dataset`` is two :class:`Coco`, to train and to test on."""
-        config = self.config
+        config, self.begins = self.config, True
         train, test = sets(config) if dataset is None else dataset
         pictures = trained(train, config, lambda number: torch.randperm(number, generator=generator(config.seed)))
         # A set of one file is tested on what is trained on, which shows no more than that it learns.
@@ -82,7 +85,11 @@ class DetectionTask(Task[Detection]):
         )
 
     def build(self, description: dict[str, Any]) -> nn.Module:
-        return build(self.config, description["classes"])
+        config = self.config
+        if self.begins and config.freeze_bn and config.weights is None:
+            raise ValueError("expected --weights, which the frozen BatchNorms' statistics are of (got none)")
+        state = state_of(config.weights) if self.begins and config.weights is not None else None
+        return build(config, description["classes"], state)
 
     def example(self, description: dict[str, Any], number: int) -> dict[str, Any]:
         return {"images": list(torch.rand(number, 3, self.config.min_size, self.config.min_size))}
@@ -131,10 +138,12 @@ class DetectionTask(Task[Detection]):
         ]
 
     def words(self, numbers: dict[str, float]) -> str:
-        if "ap" not in numbers:
-            return f"loss {numbers['loss']:.4f}"
-        shown = ("ap", "ap50", "ap75", "mask_ap") if self.config.masks else ("ap", "ap50", "ap75")
-        return ", ".join(f"{name.replace('_', ' ').replace('ap', 'AP')} {numbers[name]:.2f} %" for name in shown)
+        shown = {"loss": "loss", "ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP"}
+        return ", ".join(
+            f"{words} {numbers[name]:.4f}" if name == "loss" else f"{words} {numbers[name]:.2f} %"
+            for name, words in shown.items()
+            if name in numbers
+        )
 
     def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
         """A picture of the first test images with what is found in them: ``detections.png``."""

@@ -61,7 +61,7 @@ def fill_(net: nn.Module, state: Mapping[str, Tensor]) -> None:
     net.load_state_dict({name: value for name, value in state.items() if name in _shapes(state)}, strict=False)
 
 
-def misfit(file: Path, net: str, lists: Mapping[str, list[str]]) -> ValueError:
+def misfit(file: Path | None, net: str, lists: Mapping[str, list[str]]) -> ValueError:
     """What to say of weights that fit none of a net's forms, by their names."""
     said = "; ".join(
         f"as {form}: {', '.join(found[:_LISTED])}{f' and {len(found) - _LISTED} more' if len(found) > _LISTED else ''}"
