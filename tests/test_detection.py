@@ -136,7 +136,7 @@ def test_flip(folder):
         (lambda what: what["annotations"].append(square(9, 99)), "annotation 9 of .* image_id 99"),
         (
             lambda what: what["annotations"].append(square(9, 10, category=3)),
-            "annotation 9 of image 10 .*category_id 3",
+            "annotation 9 of .*category_id 3",
         ),
         (lambda what: what["annotations"].append(square(9, 10, box=(40, 8, 16, 16))), "annotation 9 .*inside .*0.png"),
         (lambda what: what["annotations"].append(square(9, 10) | {"bbox": [1, 2]}), "bbox of annotation 9"),
@@ -252,7 +252,7 @@ def test_weights(folder, tmp_path):
 
     with pytest.raises(ValueError, match=r"weights of a resnet18 .*no bn1.running_mean"):
         build(config(folder, weights=tmp_path / "gw.pt"), 3, whitened.state_dict())
-    with pytest.raises(ValueError, match="and .* more"):
+    with pytest.raises(ValueError, match=r"and \d+ more"):
         build(config(folder, net="resnet34"), 3, state)
     (tmp_path / "cut.pt").write_bytes((tmp_path / "bn.pt").read_bytes()[:5000])
     torch.save([1], tmp_path / "list.pt")
