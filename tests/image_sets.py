@@ -3,6 +3,7 @@
 import pickle
 import struct
 
+import coco_files
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
@@ -54,4 +55,5 @@ def write_root(root):
             pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
+    coco_files.written(root / "coco128")
     return root
