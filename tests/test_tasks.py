@@ -141,10 +141,10 @@ def test_a_run_of_the_first_version(tmp_path):
     content = {name: value for name, value in config.to_dict().items() if name != "task"}
     (tmp_path / "config.json").write_text(json.dumps(sealed.packed({**content, "described": {"classes": 10}})))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"a run of whitenorm 0\.1\); choose another --folder"):
+    with pytest.raises(ValueError, match=r"a run of an earlier one\); choose another --folder"):
         fit(config)
     assert sorted(tmp_path.rglob("*")) == before
-    with pytest.raises(OSError, match=r"as runs of whitenorm 0\.1 do not"):
+    with pytest.raises(OSError, match="no task, as those of earlier versions"):
         load(tmp_path)
 
 

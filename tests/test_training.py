@@ -283,7 +283,7 @@ def test_clipped_gradients():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     before = [value.detach().clone() for value in model.parameters()]
     fit(Train(dataset="digits", steps=1, lr=1.0, clip=1e-3, momentum=0.0, quiet=True), model=model)
-    moved = sum(float((a - b).square().sum()) for a, b in zip(model.parameters(), before, strict=True)) ** 0.5
+    moved = sum(float((a.detach() - b).square().sum()) for a, b in zip(model.parameters(), before, strict=True)) ** 0.5
     assert moved == pytest.approx(1e-3, rel=1e-3)
 
 
