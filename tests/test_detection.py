@@ -17,13 +17,14 @@ from whitenorm import GroupWhitening
 from whitenorm.cli import main
 from whitenorm.lab import tasks
 from whitenorm.lab.nets import build as build_net
-from whitenorm.lab.tasks.detection import COMMANDS, Detection
+from whitenorm.lab.tasks.detection import COMMANDS, Detection, weights
 from whitenorm.lab.tasks.detection.annotations import read
 from whitenorm.lab.tasks.detection.metric import COLUMNS, AveragePrecision
 from whitenorm.lab.tasks.detection.model import build
 from whitenorm.lab.tasks.detection.pictures import Pictures, sets
 from whitenorm.lab.training.evaluation import Evaluate, evaluate
 from whitenorm.lab.training.folder import RunFolder
+from whitenorm.lab.training.outcome import Outcome
 from whitenorm.lab.training.run import fit
 from whitenorm.lab.training.schedules import factor
 
@@ -220,13 +221,16 @@ def test_weights(folder, tmp_path):
     model = build(config(folder, norm="gw", where="s1-b2"), 3, whitened.state_dict())
     assert torch.equal(model.backbone.body.bn1.weight, whitened.bn1.weight)
 
+    RunFolder(tmp_path / "run").finish(Outcome({}, {}, 0), whitened)
+    assert weights.differences(whitened, weights.state_of(tmp_path / "run")) == []
+
     with pytest.raises(ValueError, match=r"weights of a resnet18 .*no bn1.running_mean"):
         build(config(folder, weights=tmp_path / "gw.pt"), 3, whitened.state_dict())
     with pytest.raises(ValueError, match=r"and \d+ more"):
         build(config(folder, net="resnet34"), 3, state)
     (tmp_path / "cut.pt").write_bytes((tmp_path / "bn.pt").read_bytes()[:5000])
     torch.save([1], tmp_path / "list.pt")
-    for name, words in (("cut.pt", "damaged"), ("list.pt", "state dict"), ("none.pt", "no such file")):
+    for name, words in (("cut.pt", "cannot be read"), ("list.pt", "dict of tensors"), ("none.pt", "not there")):
         with pytest.raises(OSError, match=words):
             fit(config(folder, weights=tmp_path / name))
 
@@ -286,10 +290,10 @@ def test_learns(folder):
 def test_groups(folder):
     task = tasks.made(config(folder, bias_factor=2.0, freeze_at=1))
     model = build(task.config, 3)
-    weights, biases = task.groups(model)
+    others, biases = task.groups(model)
     assert biases["lr"] == 2 * task.config.lr
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert len(weights["params"]) + len(biases["params"]) == len(trained) < len(list(model.parameters()))
+    assert len(others["params"]) + len(biases["params"]) == len(trained) < len(list(model.parameters()))
 
 
 def test_presets():

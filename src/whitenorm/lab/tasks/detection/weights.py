@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from whitenorm.lab.nets.pretrained import file_weights
+from whitenorm.lab.training import loading
+from whitenorm.lab.training.folder import RunFolder
 
 # What a backbone leaves of its classifier.
 _CLASSIFIER = "fc."
 _LISTED = 4
 
 
-def state_of(file: Path) -> dict[str, Tensor]:
-    """The state dict of a file of ``torch.save``, where it may have others around it, or of a run's folder.
-
-    Args:
-        file: the file, or the folder of a run.
-    """
-    if file.is_dir():
-        from whitenorm.lab.training.folder import RunFolder
-        from whitenorm.lab.training.loading import weights
-
-        return weights(RunFolder(file))
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise OSError(f"expected weights in {file} (got no such file)") from error
-    # torch's own errors of damaged files are these.
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise OSError(
-            f"expected {file} to be a state dict of torch.save (got a damaged or other file: {error})"
-        ) from error
-    for name in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise OSError(f"expected {file} to be a state dict, tensors by name (got {type(content).__name__} of others)")
-    return {name.removeprefix("module."): value for name, value in content.items()}
+def state_of(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file, or of the folder of a run of ``whitenorm train``."""
+    return loading.weights(RunFolder(path)) if path.is_dir() else file_weights(path)
 
 
 def differences(net: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
@@ -58,7 +37,7 @@ def differences(net: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 def fill_(net: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load a state that fits; the classifier stays."""
-    net.load_state_dict({name: value for name, value in state.items() if name in _shapes(state)}, strict=False)
+    net.load_state_dict({name: state[name] for name in _shapes(state)}, strict=False)
 
 
 def misfit(file: Path | None, net: str, lists: Mapping[str, list[str]]) -> ValueError:
