@@ -3,6 +3,7 @@
 import pickle
 import struct
 
+import coco_files
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
@@ -56,4 +57,5 @@ def write_root(root):
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
     write_multi30k(root)
+    coco_files.written(root / "coco128")
     return root

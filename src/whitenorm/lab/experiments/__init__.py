@@ -18,7 +18,6 @@ SETUPS: dict[str, str] = {module.EXPERIMENT.id: module.__doc__ or "" for module 
 """What each one does, in the words of its file."""
 
 MISSING: dict[str, tuple[str, str, str]] = {
-    "gw-coco": ("GW", "tables 4 and 5", "Detection and segmentation on COCO"),
     "sw-segmentation": ("SW", "app. C", "Segmentation with 7 and 14 layers"),
     "sw-style": ("SW", "fig. 1", "Image style transfer"),
 }

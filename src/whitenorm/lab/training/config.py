@@ -92,6 +92,8 @@ class Run:
     """lr × factor at each milestone, every so many steps, down to 0 along a cosine or a polynomial, or as 1/√step."""
     milestones: tuple[int, ...] = ()
     """Epochs of the step schedule."""
+    milestone_steps: tuple[int, ...] = ()
+    """Steps of the step schedule, beside those epochs."""
     factor: float = 0.1
     """Of the step and every schedules."""
     every: int = 1000
@@ -102,6 +104,8 @@ class Run:
     """Epochs of a linear rise to lr."""
     warmup_steps: int = 0
     """Steps of a linear rise to lr, beside those of the epochs."""
+    warmup_from: float = 0.0
+    """The share of lr that the rise begins at."""
 
     seed: int = 0
     """Of weights, order, augmentation and everything drawn in training."""
@@ -131,8 +135,11 @@ class Run:
         self.at_least(1, "epochs", "every", "test_every", "checkpoint_epochs", "steps", "checkpoint_steps")
         self.at_least(0, "batch_size", "workers", "warmup", "warmup_steps", "clip", "power")
         self.several_or_none("recalibrate")
-        if list(self.milestones) != sorted(self.milestones):
-            raise ValueError(f"expected milestones in rising order (got {self.milestones})")
+        for name in ("milestones", "milestone_steps"):
+            if list(getattr(self, name)) != sorted(getattr(self, name)):
+                raise ValueError(f"expected {name} in rising order (got {getattr(self, name)})")
+        if not 0 <= self.warmup_from <= 1:
+            raise ValueError(f"expected warmup_from to be a share from 0 to 1 (got {self.warmup_from})")
 
     def at_least(self, least: int, *names: str) -> None:
         """Refuse smaller values of fields that are given."""

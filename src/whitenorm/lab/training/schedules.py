@@ -19,9 +19,10 @@ def factor(config: Run, step: int, steps_per_epoch: int, total: int) -> float:
     """
     warm = config.warmup * steps_per_epoch + config.warmup_steps
     if step < warm:
-        return (step + 1) / warm
+        return config.warmup_from + (1 - config.warmup_from) * (step + 1) / warm
     if config.schedule == "step":
-        return float(config.factor ** bisect_right(config.milestones, step // steps_per_epoch))
+        epochs = bisect_right(config.milestones, step // steps_per_epoch)
+        return float(config.factor ** (epochs + bisect_right(config.milestone_steps, step)))
     if config.schedule == "every":
         return float(config.factor ** (step // config.every))
     # From 0 to 1 after the warm-up.
