@@ -1,0 +1,131 @@
+"""Backbones by name, dilated to a stride, with trained weights: the features of their last two stages."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.lab.near import near
+from whitenorm.lab.nets import pretrained
+
+STRIDES = (8, 16, 32)
+IMAGENET = "imagenet"
+"""The weights that install by pip."""
+_TIMM = "timm:"
+# Of a residual net's first stage, and what the later ones have beside it.
+_WIDTH, _STAGES = 64, (1, 2, 4, 8)
+
+
+class Backbone(NamedTuple):
+    """A module from images to the features of its last two stages, their channels, and what images are normalised by."""
+
+    module: nn.Module
+    channels: tuple[int, int]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+def backbone(name: str, stride: int = 8, width: int | None = None) -> Backbone:
+    """A net without its classifier, whose features have a stride of so many pixels: what would halve them is dilated.
+
+    Args:
+        name: ``"resnet50"`` or another of torchvision's bottleneck ResNets, or ``"timm:NAME"`` with timm's.
+        stride: 8, 16 or 32.
+        width: channels of the first stage of timm's ResNets, inside the blocks; 64 if not given.
+
+    Example::
+
+        >>> made = backbone("resnet50", 8)
+        >>> [tuple(maps.shape) for maps in made.module(torch.randn(2, 3, 64, 64))], made.channels
+        ([(2, 1024, 8, 8), (2, 2048, 8, 8)], (1024, 2048))
+    """
+    if stride not in STRIDES:
+        raise ValueError(f"expected stride to be one of {', '.join(map(str, STRIDES))} (got {stride})")
+    if name.startswith(_TIMM):
+        return _timm(name.removeprefix(_TIMM), stride, width)
+    if width is not None:
+        raise ValueError(f"expected width with timm's ResNets alone (got {name}); use {_TIMM}{name}, or leave it out")
+    return _resnet(name, stride)
+
+
+class _Stages(nn.ModuleDict):
+    """The stages of a ResNet under its own names; gives the features of the last two."""
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        features = [images]
+        for stage in self.values():
+            features.append(stage(features[-1]))
+        return features[-2:]
+
+
+def _resnet(name: str, stride: int) -> Backbone:
+    from torchvision.models import get_model, list_models, resnet
+
+    known = list_models(resnet)
+    if name not in known:
+        raise ValueError(
+            f"expected a ResNet of torchvision, {', '.join(known)}, or {_TIMM}NAME (got {name!r}){near(name, known)}"
+        )
+    try:
+        net = get_model(name, weights=None, replace_stride_with_dilation=[False, stride < 16, stride < 32])
+    except NotImplementedError as error:
+        raise ValueError(
+            f"expected a ResNet with bottleneck blocks for stride {stride} (got {name}: {error}); use {_TIMM}{name}"
+        ) from error
+    parts = {part: module for part, module in net.named_children() if part not in ("avgpool", "fc")}
+    last = net.fc.in_features
+    return Backbone(_Stages(parts), (last // 2, last), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def _timm(name: str, stride: int, width: int | None) -> Backbone:
+    timm = pretrained.needed("timm", f"{_TIMM}{name}")
+    if not timm.is_model(name):
+        raise ValueError(f"expected a net of timm (got {name!r}){near(name, timm.list_models())}")
+    options: dict[str, Any] = {} if width is None else {"channels": tuple(width * part for part in _STAGES)}
+    try:
+        net = timm.create_model(name, features_only=True, out_indices=(-2, -1), output_stride=stride, **options)
+    except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        asked = f"stride {stride}" + (f" and width {width}" if width else "")
+        raise ValueError(f"expected a convolutional net of timm that takes {asked} (got {name}: {error})") from error
+    config = timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
+    return Backbone(net, tuple(net.feature_info.channels()), config.mean, config.std)
+
+
+def trained(weights: str, name: str) -> dict[str, Tensor]:
+    """Weights of a backbone, by name: from a file, or :data:`IMAGENET` those that install by pip.
+
+    A file is what ``torch.save`` wrote of a state dict, alone or as ``state_dict`` in a checkpoint.
+    """
+    if weights == IMAGENET:
+        if name != _TIMM + pretrained.NAME:
+            raise ValueError(
+                f"expected --net {_TIMM}{pretrained.NAME} with --weights {IMAGENET}, for whose weights there is a "
+                f"package (got {name}); give a file of weights"
+            )
+        return pretrained.imagenet_weights()
+    path = Path(weights)
+    if not path.is_file():
+        raise OSError(f"expected a file of weights, or {IMAGENET} (got {weights}, which is no file)")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise OSError(f"expected weights that torch.save wrote in {path} (got another or damaged file: {error})") from error
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise OSError(f"expected a state dict in {path} (got {type(content).__name__} of something else)")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def load_(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Load a backbone's weights; of the file's others, a classifier's may be left over."""
+    own = module.state_dict()
+    pretrained.check_shapes(own, state, source)
+    parts = {key.split(".")[0] for key in own}
+    left = sorted(key for key in state if key not in own and key.split(".")[0] in parts)
+    if left:
+        raise ValueError(f"expected weights of this net in {source} (got also {', '.join(left[:3])}); its norms differ")
+    module.load_state_dict({key: state[key] for key in own})
