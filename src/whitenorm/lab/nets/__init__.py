@@ -16,6 +16,7 @@ from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.norms import NAMES as NORMS
 from whitenorm.lab.nets.norms import place_
 from whitenorm.lab.nets.parts import Activation, TReLU, lecun_, relu
+from whitenorm.lab.nets.pretrained import needed
 from whitenorm.lab.nets.resnet import ResNet
 from whitenorm.lab.nets.wrn import WideResNet
 from whitenorm.models.layers import LayerLike
@@ -137,11 +138,7 @@ def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.
 
 
 def _timm(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.Module:
-    try:
-        import timm
-    except ModuleNotFoundError as error:
-        raise ValueError(f"expected the package timm for {_TIMM}{name} (got none): pip install timm") from error
-
+    timm = needed("timm", f"{_TIMM}{name}")
     if not timm.is_model(name):
         raise ValueError(f"expected a net of timm (got {name!r}){near(name, timm.list_models())}")
     options: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0]}
