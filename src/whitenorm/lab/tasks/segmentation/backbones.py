@@ -16,17 +16,17 @@ STRIDES = (8, 16, 32)
 IMAGENET = "imagenet"
 """The weights that install by pip."""
 _TIMM = "timm:"
-# Of a residual net's first stage, and what the later ones have beside it.
-_WIDTH, _STAGES = 64, (1, 2, 4, 8)
+# The widths of a residual net's stages, in multiples of the first one's.
+_STAGES = (1, 2, 4, 8)
+# Of ImageNet's training images.
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Backbone(NamedTuple):
-    """A module from images to the features of its last two stages, their channels, and what images are normalised by."""
+    """A module from images to the features of its last two stages, and their channels."""
 
     module: nn.Module
     channels: tuple[int, int]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
 
 
 def backbone(name: str, stride: int = 8, width: int | None = None) -> Backbone:
@@ -78,7 +78,7 @@ def _resnet(name: str, stride: int) -> Backbone:
         ) from error
     parts = {part: module for part, module in net.named_children() if part not in ("avgpool", "fc")}
     last = net.fc.in_features
-    return Backbone(_Stages(parts), (last // 2, last), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return Backbone(_Stages(parts), (last // 2, last))
 
 
 def _timm(name: str, stride: int, width: int | None) -> Backbone:
@@ -91,8 +91,23 @@ def _timm(name: str, stride: int, width: int | None) -> Backbone:
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
         asked = f"stride {stride}" + (f" and width {width}" if width else "")
         raise ValueError(f"expected a convolutional net of timm that takes {asked} (got {name}: {error})") from error
-    config = timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
-    return Backbone(net, tuple(net.feature_info.channels()), config.mean, config.std)
+    earlier, last = net.feature_info.channels()
+    return Backbone(net, (earlier, last))
+
+
+def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of images in [0, 1] that a backbone's trained weights are for.
+
+    Example::
+
+        >>> normalisation("timm:tf_efficientnet_lite0")
+        ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    """
+    config = None
+    if name.startswith(_TIMM):
+        timm = pretrained.needed("timm", name)
+        config = timm.get_pretrained_cfg(name.removeprefix(_TIMM))
+    return (_MEAN, _DEVIATION) if config is None else (config.mean, config.std)
 
 
 def trained(weights: str, name: str) -> dict[str, Tensor]:
@@ -113,7 +128,9 @@ def trained(weights: str, name: str) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        raise OSError(f"expected weights that torch.save wrote in {path} (got another or damaged file: {error})") from error
+        raise OSError(
+            f"expected weights that torch.save wrote in {path} (got another or damaged file: {error})"
+        ) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise OSError(f"expected a state dict in {path} (got {type(content).__name__} of something else)")

@@ -35,7 +35,9 @@ class PSPHead(nn.Module):
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         inner = max(1, channels // 4)
-        self.pools = nn.ModuleList(nn.Sequential(nn.AdaptiveAvgPool2d(size), *_layer(channels, inner, 1)) for size in BINS)
+        self.pools = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(size), *_layer(channels, inner, 1)) for size in BINS
+        )
         self.classifier = nn.Sequential(
             *_layer(channels + len(BINS) * inner, inner, 3), nn.Dropout2d(_DROPOUT), nn.Conv2d(inner, classes, 1)
         )
