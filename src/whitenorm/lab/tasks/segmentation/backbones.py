@@ -63,9 +63,9 @@ class _Stages(nn.ModuleDict):
 
 
 def _resnet(name: str, stride: int) -> Backbone:
-    from torchvision.models import get_model, list_models, resnet
+    from torchvision.models import get_model, list_models
 
-    known = list_models(resnet)
+    known = list_models(include=["resnet*", "resnext*", "wide_resnet*"])
     if name not in known:
         raise ValueError(
             f"expected a ResNet of torchvision, {', '.join(known)}, or {_TIMM}NAME (got {name!r}){near(name, known)}"

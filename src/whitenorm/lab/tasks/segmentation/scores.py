@@ -10,7 +10,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from whitenorm.lab.tasks.segmentation.classes import IGNORE
 
-IOU = "iou of "
+IOU = "iou_"
 
 
 class PixelScores(MulticlassConfusionMatrix):
@@ -25,7 +25,7 @@ class PixelScores(MulticlassConfusionMatrix):
         >>> scores.update(torch.tensor([[[2.0, 2.0, 2.0, 0.0]], [[0.0, 0.0, 0.0, 2.0]]]).unsqueeze(0),
         ...     torch.tensor([[[0, 0, 1, 255]]], dtype=torch.uint8), loss=torch.tensor(0.5))
         >>> {name: round(value, 3) for name, value in scores.compute().items()}
-        {'loss': 0.5, 'miou': 0.333, 'accuracy': 0.667, 'iou of sky': 0.667, 'iou of road': 0.0}
+        {'loss': 0.5, 'miou': 0.333, 'accuracy': 0.667, 'iou_sky': 0.667, 'iou_road': 0.0}
     """
 
     full_state_update = False
@@ -49,7 +49,7 @@ class PixelScores(MulticlassConfusionMatrix):
         union = counts.sum(0) + counts.sum(1) - right
         there = union > 0
         ious = right / union.clamp_min(1)
-        each = {IOU + name: float(ious[i]) for i, name in enumerate(self.names) if there[i]}
+        each = {IOU + name.replace(" ", "_"): float(ious[i]) for i, name in enumerate(self.names) if there[i]}
         return {
             "loss": float(self.loss / pixels),
             "miou": float(ious[there].mean()),

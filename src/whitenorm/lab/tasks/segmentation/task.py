@@ -38,7 +38,7 @@ class Segmentation(Task[Segment]):
     mean: Tensor
     deviation: Tensor
     names: tuple[str, ...] = ()
-    shown: Scenes
+    shown: Scenes | None = None
 
     def __init__(self, config: Segment) -> None:
         super().__init__(config)
@@ -54,6 +54,8 @@ class Segmentation(Task[Segment]):
 
     def build(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
+        # To load a model there is no source, and what it was trained from may be gone.
+        weights = None if self.shown is None else config.weights
         return net.build(
             config.net,
             len(description["classes"]),
@@ -63,7 +65,7 @@ class Segmentation(Task[Segment]):
             stride=config.stride,
             width=config.width,
             auxiliary=config.auxiliary > 0,
-            weights=config.weights,
+            weights=weights,
             norm_options=config.norm_options(),
         )
 
@@ -119,12 +121,12 @@ class Segmentation(Task[Segment]):
         return [*groups, {"params": heads, "lr": self.config.lr * self.config.head_lr}] if heads else groups
 
     def words(self, numbers: dict[str, float]) -> str:
-        miou = f"mIoU {numbers['miou']:.2%}, " if "miou" in numbers else ""
-        return f"{miou}pixel accuracy {numbers['accuracy']:.2%}, loss {numbers['loss']:.4f}"
+        shown = {"miou": "mIoU {:.2%}", "accuracy": "pixel accuracy {:.2%}", "loss": "loss {:.4f}"}
+        return ", ".join(words.format(numbers[name]) for name, words in shown.items() if name in numbers)
 
-    @torch.no_grad()
     def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
         """A sheet of test images, labels and predictions."""
+        assert self.shown is not None
         scenes = [self.shown[i] for i in range(len(self.shown))]
         predicted = []
         for scene in scenes:
