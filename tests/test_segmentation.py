@@ -150,7 +150,7 @@ def test_weights_of_the_same_norms(tmp_path):
     options = {"norm": "sw", "where": "l1", "width": 4}
     model = net.build("timm:resnet18", 5, **options)
     nn.init.normal_(model.backbone.bn1.cov_logits)
-    torch.save({"state_dict": {f"module.{k}": v for k, v in model.backbone.state_dict().items()}}, tmp_path / "sw.pt")
+    torch.save({"state_dict": model.backbone.state_dict()}, tmp_path / "sw.pt")
     again = net.build("timm:resnet18", 5, **options, weights=str(tmp_path / "sw.pt"))
     assert torch.equal(again.backbone.bn1.cov_logits, model.backbone.bn1.cov_logits)
     with pytest.raises(ValueError, match="bn1"):
@@ -162,7 +162,6 @@ def test_weights_of_the_same_norms(tmp_path):
     [
         ({"bn1.weight": torch.ones(3)}, r"expected bn1.weight of shape \(64,\).*trained.pt \(got \(3,\)\)"),
         ({"bn1.weight": None}, "bn1.weight .*got none"),
-        ({"bn1.more": torch.ones(3)}, "got also bn1.more"),
     ],
 )
 def test_weights_that_do_not_fit(tmp_path, changes, words):
@@ -172,15 +171,15 @@ def test_weights_that_do_not_fit(tmp_path, changes, words):
 
 
 def test_weights_that_are_none(tmp_path):
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="which is not there"):
         net.build("timm:resnet18", 5, width=4, weights=str(tmp_path / "trained.pt"))
     (tmp_path / "cut.pt").write_bytes(b"PK\3\4 and no more")
-    with pytest.raises(OSError, match=r"cut.pt \(got another or damaged file"):
+    with pytest.raises(OSError, match=r"cut.pt \(got what cannot be read"):
         net.build("timm:resnet18", 5, width=4, weights=str(tmp_path / "cut.pt"))
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(OSError, match=r"state dict in .*list.pt"):
+    with pytest.raises(OSError, match=r"dict of tensors in .*list.pt"):
         net.build("timm:resnet18", 5, width=4, weights=str(tmp_path / "list.pt"))
-    with pytest.raises(ValueError, match="give a file"):
+    with pytest.raises(ValueError, match="or a file"):
         net.build("resnet50", 5, weights="imagenet")
 
 

@@ -1,20 +1,15 @@
-"""Backbones by name, dilated to a stride, with trained weights: the features of their last two stages."""
+"""Backbones by name, dilated to a stride: the features of their last two stages."""
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from whitenorm.lab.near import near
 from whitenorm.lab.nets import pretrained
 
 STRIDES = (8, 16, 32)
-IMAGENET = "imagenet"
-"""The weights that install by pip."""
 _TIMM = "timm:"
 # The widths of a residual net's stages, in multiples of the first one's.
 _STAGES = (1, 2, 4, 8)
@@ -108,41 +103,3 @@ def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
         timm = pretrained.needed("timm", name)
         config = timm.get_pretrained_cfg(name.removeprefix(_TIMM))
     return (_MEAN, _DEVIATION) if config is None else (config.mean, config.std)
-
-
-def trained(weights: str, name: str) -> dict[str, Tensor]:
-    """Weights of a backbone, by name: from a file, or :data:`IMAGENET` those that install by pip.
-
-    A file is what ``torch.save`` wrote of a state dict, alone or as ``state_dict`` in a checkpoint.
-    """
-    if weights == IMAGENET:
-        if name != _TIMM + pretrained.NAME:
-            raise ValueError(
-                f"expected --net {_TIMM}{pretrained.NAME} with --weights {IMAGENET}, for whose weights there is a "
-                f"package (got {name}); give a file of weights"
-            )
-        return pretrained.imagenet_weights()
-    path = Path(weights)
-    if not path.is_file():
-        raise OSError(f"expected a file of weights, or {IMAGENET} (got {weights}, which is no file)")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (EOFError, KeyError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        raise OSError(
-            f"expected weights that torch.save wrote in {path} (got another or damaged file: {error})"
-        ) from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else None
-    if not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise OSError(f"expected a state dict in {path} (got {type(content).__name__} of something else)")
-    return {key.removeprefix("module."): value for key, value in state.items()}
-
-
-def load_(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load a backbone's weights; of the file's others, a classifier's may be left over."""
-    own = module.state_dict()
-    pretrained.check_shapes(own, state, source)
-    parts = {key.split(".")[0] for key in own}
-    left = sorted(key for key in state if key not in own and key.split(".")[0] in parts)
-    if left:
-        raise ValueError(f"expected weights of this net in {source} (got also {', '.join(left[:3])}); its norms differ")
-    module.load_state_dict({key: state[key] for key in own})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from whitenorm.lab.nets import place_
-from whitenorm.lab.tasks.segmentation.backbones import backbone, load_, trained
+from whitenorm.lab.nets import place_, pretrained
+from whitenorm.lab.tasks.segmentation.backbones import backbone
 from whitenorm.lab.tasks.segmentation.heads import HEADS, fcn_head, resize
 from whitenorm.models.layers import LayerLike
 from whitenorm.models.recipes import Where
@@ -78,12 +79,17 @@ def build(
     made = backbone(name, stride, width)
     earlier, last = made.channels
     model = Segmenter(made.module, HEADS[head](last, classes), fcn_head(earlier, classes) if auxiliary else None)
-    state = None if weights is None else trained(weights, name)
-    of_batch_norm = state is not None and set(made.module.state_dict()) <= set(state)
-    if state is not None and of_batch_norm:
-        load_(model.backbone, state, str(weights))
+    with_these_norms = weights is not None and _has_other_norms(weights, model.backbone)
+    if weights is not None and not with_these_norms:
+        pretrained.with_weights_(model.backbone, name, weights)
     if norm != "bn" or where != "all" or norm_options:
         place_(model, norm, where, **(norm_options or {}))
-    if state is not None and not of_batch_norm:
-        load_(model.backbone, state, str(weights))
+    if weights is not None and with_these_norms:
+        pretrained.with_weights_(model.backbone, name, weights)
     return model
+
+
+def _has_other_norms(weights: str, backbone: nn.Module) -> bool:
+    """Whether a file lacks the variances of some of a backbone's BatchNorms."""
+    variances = {name for name in backbone.state_dict() if name.endswith("running_var")}
+    return weights != pretrained.IMAGENET and not variances <= set(pretrained.file_weights(Path(weights)))
