@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassJaccardIndex
 import whitenorm
 from whitenorm.cli import main
 from whitenorm.lab.tasks import segmentation
-from whitenorm.lab.tasks.segmentation import net, predicting, sets
+from whitenorm.lab.tasks.segmentation import net, predicting, reading, sets
 from whitenorm.lab.tasks.segmentation.backbones import backbone
 from whitenorm.lab.tasks.segmentation.classes import IGNORE
 from whitenorm.lab.tasks.segmentation.config import Segment, SwAde20k
@@ -412,6 +412,22 @@ def test_loss_leaves_void_out():
     assert scores.compute()["loss"] == pytest.approx(loss.item())
     nothing = task.loss(lambda images: logits[0], Scene(None, torch.full_like(labels, IGNORE)), 0, task.train_scores())
     assert nothing == 0
+
+
+def test_class_weights(folder):
+    found = sets.load(f"folder:{folder}")
+    labels = torch.cat([read(pair, found).labels.flatten() for pair in found.train])
+    shares = torch.bincount(labels[labels != IGNORE]) / (labels != IGNORE).sum()
+    weights = reading.class_weights(found, 1.0)
+    torch.testing.assert_close(weights * shares, torch.full((3,), 1 / 3))
+    half = reading.class_weights(found, 0.5)
+    torch.testing.assert_close(half / half[0], (weights / weights[0]).sqrt())
+    config = Segment(**TINY, dataset=f"folder:{folder}", balance=1.0)
+    task = Segmentation(config)
+    task.source(None, lambda: 0, 0, 1)
+    logits, one = torch.randn(1, 3, 1, 1), torch.tensor([[[1]]], dtype=torch.uint8)
+    loss = task.loss(lambda images: logits, Scene(None, one), 0, task.train_scores())
+    torch.testing.assert_close(loss, -weights[1] * logits.log_softmax(1)[0, 1, 0, 0])
 
 
 def test_loss_of_several_processes(monkeypatch):

@@ -28,6 +28,8 @@ class Segment(Run, NormOptions):
     """Pyramid pooling, or a convolution and a classifier."""
     auxiliary: float = 0.4
     """Weight of the loss of a second head, on the features a stage before the last; 0 is none."""
+    balance: float = 0.0
+    """Classes weigh share^-balance in the loss, of their share of the training pixels: 0 all alike, 1 as much each."""
     weights: str | None = None
     """Of the backbone: a file of its state dict, or imagenet for those of timm:tf_efficientnet_lite0; none: drawn."""
 
@@ -61,7 +63,7 @@ class Segment(Run, NormOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.at_least(1, "crop", "width", "train_images", "test_images", "test_batch")
-        self.at_least(0, "auxiliary", "head_lr")
+        self.at_least(0, "auxiliary", "balance", "head_lr")
         self.several_or_none("batch_size")
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"expected scales above 0 in rising order (got {self.scales})")

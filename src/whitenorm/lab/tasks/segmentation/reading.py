@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from whitenorm.lab.tasks.segmentation.config import Segment
-from whitenorm.lab.tasks.segmentation.scenes import Augment, Centre, Scenes, collate
+from whitenorm.lab.tasks.segmentation.scenes import Augment, Centre, Scenes, collate, read_labels
+from whitenorm.lab.tasks.segmentation.classes import IGNORE
 from whitenorm.lab.tasks.segmentation.sets import SceneSet
 from whitenorm.lab.training.batches import check_batch_size, generator
 from whitenorm.lab.training.reading import Loader, TrainOrder, test_order
@@ -68,6 +69,17 @@ def spread(items: Sequence[_T], number: int | None) -> list[_T]:
     if number is None or number >= len(items):
         return list(items)
     return [items[i] for i in torch.linspace(0, len(items) - 1, number).round().long().tolist()]
+
+
+def class_weights(found: SceneSet, balance: float) -> Tensor:
+    """``share^-balance`` of each class, whose mean over the training pixels is 1; it reads all training label maps."""
+    pixels = torch.zeros(IGNORE + 1, dtype=torch.float64)
+    for pair in found.train:
+        pixels += torch.bincount(read_labels(pair, found).flatten(), minlength=IGNORE + 1)
+    shares = pixels[: len(found.categories)] / pixels[: len(found.categories)].sum()
+    # A class that is not there weighs nothing.
+    weights = torch.where(shares > 0, shares, torch.inf) ** -balance
+    return (weights / (shares * weights).sum()).float()
 
 
 def _chosen(number: int, config: Segment) -> Tensor:

@@ -45,13 +45,18 @@ class Scenes:
 
 def read(pair: Pair, of: SceneSet) -> Scene:
     """An image and its classes; an OSError that names the file where they are not what they should be."""
-    image = _opened(pair.image, ("RGB",), convert=True)
-    numbers = _opened(pair.labels, ("L", "P", "1"), convert=False)
-    if image.shape[:2] != numbers.shape:
-        sizes = ["×".join(map(str, shape[1::-1])) for shape in (image.shape, numbers.shape)]
+    image, labels = _opened(pair.image, ("RGB",), convert=True), read_labels(pair, of)
+    if image.shape[:2] != labels.shape:
+        sizes = ["×".join(map(str, (width, height))) for height, width in (image.shape[:2], labels.shape)]
         raise OSError(
             f"expected a label map of the image's size, {sizes[0]} (got {sizes[1]} in {pair.labels}, for {pair.image})"
         )
+    return Scene(torch.from_numpy(image).permute(2, 0, 1), labels)
+
+
+def read_labels(pair: Pair, of: SceneSet) -> Tensor:
+    """The classes alone, ``(H, W)`` as bytes."""
+    numbers = _opened(pair.labels, ("L", "P", "1"), convert=False)
     labels = of.table[torch.from_numpy(numbers).long()]
     if bool((labels == UNKNOWN).any()):
         wrong = sorted(set(numbers[(labels == UNKNOWN).numpy()].tolist()))
@@ -63,7 +68,7 @@ def read(pair: Pair, of: SceneSet) -> Scene:
         raise OSError(
             f"expected a label map with classes (got nothing but void in {pair.labels}); remove it and its image"
         )
-    return Scene(torch.from_numpy(image).permute(2, 0, 1), labels.to(torch.uint8))
+    return labels.to(torch.uint8)
 
 
 def _opened(path: Path, modes: tuple[str, ...], convert: bool) -> np.ndarray:

@@ -37,6 +37,7 @@ class Segmentation(Task[Segment]):
     calibrated: ClassVar[int] = 500
     mean: Tensor
     deviation: Tensor
+    class_weights: Tensor | None
     names: tuple[str, ...] = ()
     shown: Scenes | None = None
 
@@ -44,11 +45,15 @@ class Segmentation(Task[Segment]):
         super().__init__(config)
         for name, value in zip(("mean", "deviation"), normalisation(config.net), strict=True):
             self.register_buffer(name, torch.tensor(value).view(3, 1, 1), persistent=False)
+        self.register_buffer("class_weights", None, persistent=False)
 
     def source(self, dataset: SceneSet | None, step: Callable[[], int], rank: int, world: int) -> Source:
         found = load(self.config.dataset, self.config.data) if dataset is None else dataset
         self.names = tuple(category.name for category in found.categories)
         self.shown = Scenes(found, reading.spread(found.tests["test"], _SHOWN))
+        self.class_weights = (
+            reading.class_weights(found, self.config.balance).to(self.mean) if self.config.balance else None
+        )
         fill = [round(255 * part) for part in self.mean.flatten().tolist()]
         return reading.source(self.config, found, fill, step, rank, world)
 
@@ -91,10 +96,15 @@ class Segmentation(Task[Segment]):
         first, *others = (outputs,) if isinstance(outputs, Tensor) else outputs
         labels = batch.labels.long()
         pixels = (labels != IGNORE).sum()
-        total = _entropy(first, labels) + self.config.auxiliary * sum(_entropy(other, labels) for other in others)
+        total = self._entropy(first, labels)
+        total = total + self.config.auxiliary * sum(self._entropy(other, labels) for other in others)
         right = (first.detach().argmax(1) == labels).sum()
         scores.update(pixels, loss=total.detach(), accuracy=right)
         return total / _mean_over_processes(pixels).clamp_min(1)
+
+    def _entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy, summed over the pixels that have a class."""
+        return F.cross_entropy(scores.float(), labels, self.class_weights, ignore_index=IGNORE, reduction="sum")
 
     def train_scores(self) -> Means:
         return Means(("loss", "accuracy"))
@@ -134,11 +144,6 @@ class Segmentation(Task[Segment]):
             predicted.append(self.predict(model, images)[0].argmax(0).cpu())
         names = [pair.image.stem for pair in self.shown.pairs]
         write(folder / SHEET, pictures.sheet(scenes, predicted, names, self.shown.of.categories))
-
-
-def _entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy, summed over the pixels that have a class."""
-    return F.cross_entropy(scores.float(), labels, ignore_index=IGNORE, reduction="sum")
 
 
 def _mean_over_processes(pixels: Tensor) -> Tensor:
