@@ -8,9 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from whitenorm.lab.tasks.segmentation.classes import IGNORE
 from whitenorm.lab.tasks.segmentation.config import Segment
 from whitenorm.lab.tasks.segmentation.scenes import Augment, Centre, Scenes, collate, read_labels
-from whitenorm.lab.tasks.segmentation.classes import IGNORE
 from whitenorm.lab.tasks.segmentation.sets import SceneSet
 from whitenorm.lab.training.batches import check_batch_size, generator
 from whitenorm.lab.training.reading import Loader, TrainOrder, test_order
