@@ -18,7 +18,6 @@ SETUPS: dict[str, str] = {module.EXPERIMENT.id: module.__doc__ or "" for module 
 """What each one does, in the words of its file."""
 
 MISSING: dict[str, tuple[str, str, str]] = {
-    "sw-segmentation": ("SW", "app. C", "Segmentation with 7 and 14 layers"),
     "sw-style": ("SW", "fig. 1", "Image style transfer"),
 }
 """Experiments of the papers that have no entry yet: paper, place, what."""
