@@ -17,7 +17,7 @@ from whitenorm.lab.training import Train, fit, load, recalibration, sources
 from whitenorm.lab.training.batches import normalisation
 from whitenorm.lab.training.evaluation import Evaluate, evaluate
 from whitenorm.lab.training.naming import run_name
-from whitenorm.lab.training.presets import PRESETS
+from whitenorm.lab.tasks.classification.presets import PRESETS
 
 OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
 OPTIONS |= {"epochs": 2, "batch_size": 50, "quiet": True}

@@ -21,7 +21,7 @@ from whitenorm.lab import data, nets
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.checkpoints import saved
 from whitenorm.lab.training.folder import RunFolder
-from whitenorm.lab.training.presets import PRESETS
+from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training.schedules import factor
 from whitenorm.lab.training.sync import synchronise_
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from whitenorm.lab.experiments.classification import entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
-from whitenorm.lab.training.presets.gw import GwAdvanced, GwImagenet
+from whitenorm.lab.tasks.classification.presets.gw import GwAdvanced, GwImagenet
 
 _NETS = {
     "ResNet-50": "resnet50",

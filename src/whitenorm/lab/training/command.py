@@ -11,7 +11,7 @@ import tyro
 from whitenorm.lab.training.config import Train
 from whitenorm.lab.training.naming import run_name
 from whitenorm.lab.training.outcome import Outcome
-from whitenorm.lab.training.presets import PRESETS
+from whitenorm.lab.tasks.classification.presets import PRESETS
 
 COMMANDS: dict[str, type[Train]] = {"custom": Train, **PRESETS}
 # A union made at run time, which is what tyro takes subcommands from.

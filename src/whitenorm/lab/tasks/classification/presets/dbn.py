@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from whitenorm.lab.training.config import Train
+from whitenorm.lab.tasks.classification.config import Train
 
 
 @dataclass
