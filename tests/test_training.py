@@ -18,10 +18,10 @@ from torchvision.io import write_png
 import whitenorm
 from whitenorm.cli import main
 from whitenorm.lab import data, nets
+from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.checkpoints import saved
 from whitenorm.lab.training.folder import RunFolder
-from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training.schedules import factor
 from whitenorm.lab.training.sync import synchronise_
 
@@ -79,7 +79,7 @@ def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
     outcome = fit(Train(net="mlp-64-64", norm="iternorm", dataset="digits", epochs=3, batch_size=64, quiet=True))
     assert outcome.test_accuracy > 0.8
     assert [epoch.step for epoch in outcome.epochs] == [20, 40, 60]
-    assert outcome.epochs[0].images_per_second > 0
+    assert outcome.epochs[0].examples_per_second > 0
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
@@ -278,7 +278,7 @@ def folders(tmp_path):
 def test_image_folder(folders, tmp_path_factory):
     _, options = folders
     outcome = fit(Train(**options))
-    assert outcome.classes == 3
+    assert outcome.described["classes"] == 3
     assert [epoch.step for epoch in outcome.epochs] == [3, 6]
     assert numbers(fit(Train(**{**options, "workers": 1}))) == numbers(outcome), "in other processes the same"
     run = tmp_path_factory.mktemp("run")

@@ -202,7 +202,7 @@ def _values(outcome: Outcome, epochs: int) -> dict[str, Any]:
         "train_loss": [epoch.train_loss for epoch in outcome.epochs] + rest,
         "train_error": [100 * (1 - epoch.train_accuracy) for epoch in outcome.epochs] + rest,
         "test_error": [100 * (1 - accuracy) for accuracy in tests] + rest,
-        "images_per_second": max((epoch.images_per_second for epoch in outcome.epochs), default=0.0),
+        "images_per_second": max((epoch.examples_per_second for epoch in outcome.epochs), default=0.0),
     }
 
 

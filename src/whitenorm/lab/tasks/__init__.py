@@ -5,7 +5,7 @@ A folder NAME has
 - ``__init__.py`` with ``COMMANDS``, from the names of ``whitenorm train`` to dataclasses: the task's own, a subclass of
   :class:`~whitenorm.lab.training.config.Run` with ``task = "NAME"``, comes first, then subclasses of it, the papers'
   set-ups. It imports neither lightning nor torchvision, so that the command line is quick.
-- ``task.py`` with ``TASK``, the subclass of :class:`~whitenorm.lab.training.task.Task` that a configuration is given to.
+- ``task.py`` with ``TASK``, a subclass of :class:`~whitenorm.lab.training.task.Task`, which is given a configuration.
 """
 
 from __future__ import annotations

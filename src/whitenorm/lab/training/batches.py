@@ -55,7 +55,7 @@ class StepBatches(ABC):
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Nothing to load: the step count says it all."""
 
 

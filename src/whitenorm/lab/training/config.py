@@ -89,7 +89,7 @@ class Run:
     clip: float | None = None
     """The largest norm that the gradient may have; longer ones are shortened to it."""
     schedule: Schedule = "step"
-    """lr × factor at each milestone, or every so many steps, down to 0 along a cosine or polynomial, or with 1/√step."""
+    """lr × factor at each milestone, every so many steps, down to 0 along a cosine or a polynomial, or as 1/√step."""
     milestones: tuple[int, ...] = ()
     """Epochs of the step schedule."""
     factor: float = 0.1

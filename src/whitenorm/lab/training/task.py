@@ -64,7 +64,8 @@ class Task(nn.Module, ABC, Generic[Config]):
 
         The model has parameters of its final type, and may be on any device. Here it is run once, in eval mode.
         """
-        forward(model, self.example(description, 2))
+        with torch.random.fork_rng(devices=[]):
+            forward(model, self.example(description, 2))
 
     def on_device(self, batch: Any) -> Any:
         """A batch made ready where the model is: normalised and augmented. Training, test and calibration have it."""
@@ -99,10 +100,7 @@ class Task(nn.Module, ABC, Generic[Config]):
         return model.parameters()
 
     def words(self, numbers: dict[str, float]) -> str:
-        """Training or test numbers as they are shown.
-
-        Example: ``"loss 0.2513, miou 0.4312"``.
-        """
+        """Training or test numbers, or some of them, as they are shown: ``"loss 0.2513, miou 0.4312"``."""
         return ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
 
     def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
@@ -122,7 +120,7 @@ def forward(model: nn.Module, inputs: Any) -> Any:
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return call(model.eval(), _placed(inputs, parameter))
+            return call(model.eval(), placed(inputs, parameter))
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -133,10 +131,10 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
-def _placed(inputs: Any, like: Tensor) -> Any:
+def placed(inputs: Any, like: Tensor) -> Any:
     """Inputs on a parameter's device, floating ones in its type."""
     if isinstance(inputs, Tensor):
         return inputs.to(like.device, like.dtype if inputs.is_floating_point() else inputs.dtype)
     if isinstance(inputs, Mapping):
-        return {name: _placed(value, like) for name, value in inputs.items()}
-    return [_placed(value, like) for value in inputs] if isinstance(inputs, (list, tuple)) else inputs
+        return {name: placed(value, like) for name, value in inputs.items()}
+    return [placed(value, like) for value in inputs] if isinstance(inputs, (list, tuple)) else inputs
