@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
@@ -27,6 +29,7 @@ class TransformerNet(nn.Module):
     Args:
         width: of the first layer: 32 in the paper.
         blocks: residual blocks: 5 in the paper.
+        bias: of the convolutions before norms, for where there is no norm.
 
     Shape:
         ``(N, 3, H, W)`` from 0 to 1, and the output the same, of any H and W from 16 on.
@@ -37,15 +40,16 @@ class TransformerNet(nn.Module):
         torch.Size([1, 3, 33, 50])
     """
 
-    def __init__(self, width: int = 32, blocks: int = 5) -> None:
+    def __init__(self, width: int = 32, blocks: int = 5, *, bias: bool = False) -> None:
         super().__init__()
+        layer = partial(_layer, bias=bias)
         self.down = nn.Sequential(
-            *_layer(3, width, 9), *_layer(width, 2 * width, 3, stride=2), *_layer(2 * width, 4 * width, 3, stride=2)
+            *layer(3, width, 9), *layer(width, 2 * width, 3, stride=2), *layer(2 * width, 4 * width, 3, stride=2)
         )
-        self.blocks = nn.Sequential(*(Residual(4 * width) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(Residual(4 * width, bias) for _ in range(blocks)))
         self.up = nn.Sequential(
-            nn.Upsample(scale_factor=2), *_layer(4 * width, 2 * width, 3),
-            nn.Upsample(scale_factor=2), *_layer(2 * width, width, 3),
+            *(nn.Upsample(scale_factor=2), *layer(4 * width, 2 * width, 3)),
+            *(nn.Upsample(scale_factor=2), *layer(2 * width, width, 3)),
         )
         self.paint = _conv(width, 3, 9, bias=True)
 
@@ -61,18 +65,17 @@ class TransformerNet(nn.Module):
 class Residual(nn.Module):
     """Two convolutions with norms beside a shortcut, and no ReLU after the sum."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*_layer(width, width, 3), *_layer(width, width, 3)[:-1])
+        self.layers = nn.Sequential(*_layer(width, width, 3, bias=bias), *_layer(width, width, 3, bias=bias)[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.layers(x)
 
 
-def _layer(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    return [_conv(inputs, outputs, size, stride), nn.BatchNorm2d(outputs), nn.ReLU()]
+def _layer(inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool) -> list[nn.Module]:
+    return [_conv(inputs, outputs, size, stride, bias=bias), nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
-def _conv(inputs: int, outputs: int, size: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    """The norm after it has the bias."""
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1, *, bias: bool) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=bias, padding_mode="reflect")
