@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from whitenorm.lab import data, nets
 from whitenorm.lab.tasks.classification.images import (
     PADDING,
-    TestBatches,
+    ImageBatches,
     TrainBatches,
     crop_and_flip,
     normalisation,
@@ -37,7 +37,7 @@ def test_batches_of_processes_join_to_those_of_one():
 @pytest.mark.parametrize("number", [1, 7, 61, 64])
 def test_every_test_image_counts_once(number):
     split = data.Split(torch.zeros(number, 1, 1, 1, dtype=torch.uint8), torch.arange(number))
-    shares = [list(TestBatches(split, 8, rank, 3)) for rank in range(3)]
+    shares = [list(ImageBatches(split, 8, rank, 3)) for rank in range(3)]
     assert len({len(share) for share in shares}) == 1
     seen = [int(label) for share in shares for batch in share for label in batch.labels]
     assert sorted(seen) == list(range(number))

@@ -22,6 +22,7 @@ from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.checkpoints import saved
 from whitenorm.lab.training.folder import RunFolder
+from whitenorm.lab.training.optimizers import optimizer
 from whitenorm.lab.training.schedules import factor
 from whitenorm.lab.training.sync import synchronise_
 
@@ -260,6 +261,30 @@ def test_schedules():
     assert rates(schedule="every", every=10, factor=0.5) == [1, 1, 0.5, 0.5**5, 0.5**9]
     assert rates(schedule="step", milestones=(1, 5), factor=0.2) == pytest.approx([1, 1, 0.2, 0.04, 0.04])
     assert rates(schedule="cosine", warmup=1) == pytest.approx([0.1, 1, 1, 0.5, 0.0003], abs=1e-4)
+    assert rates(schedule="poly") == pytest.approx([(1 - step / 100) ** 0.9 for step in (0, 9, 10, 55, 99)])
+    assert rates(schedule="poly", power=1, warmup_steps=10) == pytest.approx([0.1, 1, 1, 0.5, 1 / 90])
+    # Up in 10 steps, then with the inverse square root of the steps that are done.
+    inverse = [0.1, 1, (10 / 11) ** 0.5, (10 / 56) ** 0.5, 0.1**0.5]
+    assert rates(schedule="inverse-sqrt", warmup_steps=10) == pytest.approx(inverse)
+
+
+def test_optimizers():
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.5, "weight_decay": 0.0}]
+    for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        made = optimizer(Train(optimizer=name, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9)), groups)
+        assert type(made) is kind
+        assert [(group["lr"], group["weight_decay"]) for group in made.param_groups] == [(0.1, 0.2), (0.5, 0.0)]
+        assert made.param_groups[0].get("betas", (0.8, 0.9)) == (0.8, 0.9)
+
+
+def test_clipped_gradients():
+    """A step of plain SGD is no longer than lr times the limit."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = [value.detach().clone() for value in model.parameters()]
+    fit(Train(dataset="digits", steps=1, lr=1.0, clip=1e-3, momentum=0.0, quiet=True), model=model)
+    moved = sum(float((a.detach() - b).square().sum()) for a, b in zip(model.parameters(), before, strict=True)) ** 0.5
+    assert moved == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.fixture

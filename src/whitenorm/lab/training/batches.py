@@ -59,6 +59,27 @@ class StepBatches(ABC):
         """Nothing to load: the step count says it all."""
 
 
+class TestBatches:
+    """Batches in order, made one by one from parts, such as the rows of :func:`in_turn`.
+
+    Example::
+
+        >>> list(TestBatches(in_turn(torch.arange(5), 3), lambda rows: rows * 10))
+        [tensor([ 0, 10, 20]), tensor([30, 40])]
+    """
+
+    __test__ = False
+
+    def __init__(self, parts: Sequence[Any], make: Callable[[Any], Any]) -> None:
+        self.parts, self.make = parts, make
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, self.parts)
+
+
 def check_batch_size(batch_size: int, number: int, world: int) -> int:
     """The examples a step, where 0 is all of them; each of the processes has the same share."""
     size = batch_size or number

@@ -46,7 +46,7 @@ class RunFolder:
         """Refuse another configuration than that of the folder, as JSON has it."""
         if "task" not in old:
             raise AnotherRunError(
-                f"expected a run that this version can go on with (got {self.path}, a run of whitenorm 0.1); choose "
+                f"expected a run that this version can go on with (got {self.path}, a run of an earlier one); choose "
                 "another --folder, or remove that one"
             )
         new = config.to_dict()
@@ -84,7 +84,7 @@ class RunFolder:
 
         def made(content: dict[str, Any]) -> Run:
             if "task" not in content:
-                raise ValueError("it names no task, as runs of whitenorm 0.1 do not")
+                raise ValueError("it names no task, as those of earlier versions")
             return tasks.config({name: value for name, value in content.items() if name not in ("described", "given")})
 
         if not self._config.exists():

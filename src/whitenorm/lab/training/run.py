@@ -42,7 +42,7 @@ def fit(
 
     Args:
         config: the run, of a task's dataclass.
-        model: trained in place of the one that the configuration names.
+        model: trained, in training mode, in place of the one that the configuration names.
         dataset: in place of the data that it names; of classification, a :class:`whitenorm.lab.data.Dataset`.
         callbacks: lightning's, to watch training with.
 
@@ -153,7 +153,7 @@ def _checkpoint(config: Run, folder: RunFolder, module: Training, rank: int) -> 
 
 
 def _module(model: nn.Module, task: Task[Any], batches: Source, world: int) -> Training:
-    config, module = task.config, Training(model, task, batches.tests)
+    config, module = task.config, Training(model.train(), task, batches.tests)
     if number := recalibration.examples(config, model, task.calibrated):
         module.calibration = batches.calibration(number)
     module.steps_per_epoch = len(batches.train)

@@ -26,7 +26,8 @@ class Source:
     """As many batches in every epoch, from the step on that training is at: :class:`~.batches.StepBatches`, or a
     :class:`~.reading.Loader` of files."""
     tests: dict[str, Any]
-    """Batches by the name of what is tested on, such as "test" and "validation"; every process has as many."""
+    """Batches by the name of what is tested on, such as "test" and "validation"; every process has as many. Not as a
+    list, which lightning takes apart: :class:`~.batches.TestBatches`, or a loader."""
     calibration: Callable[[int], Any]
     """Batches, as in training, of so many training examples, which are not augmented."""
     per_step: float

@@ -72,6 +72,8 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # Lightning's own use of torch's pytrees.
             warnings.filterwarnings("ignore", ".*treespec, LeafSpec.* is deprecated", FutureWarning)
+            # Of a task's own networks, which are not trained; the model is in training mode.
+            warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

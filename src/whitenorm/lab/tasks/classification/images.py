@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from whitenorm.lab.data import Split
-from whitenorm.lab.training.batches import StepBatches, check_batch_size, generator, in_turn, shuffled
+from whitenorm.lab.training.batches import StepBatches, TestBatches, check_batch_size, generator, in_turn, shuffled
 
 PADDING = 4
 
@@ -65,21 +65,15 @@ class TrainBatches(StepBatches):
         return (torch.rand(self.batch_size, 3, generator=generator(self.seed, epoch, i)) * limits).long()
 
 
-class TestBatches:
+class ImageBatches(TestBatches):
     """All images in order, once, in batches of even sizes. Every process has as many batches as the others."""
 
-    __test__ = False
-
     def __init__(self, split: Split, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self.indices = in_turn(torch.arange(len(split.labels)), batch_size, rank, world)
         self.split = split
+        super().__init__(in_turn(torch.arange(len(split.labels)), batch_size, rank, world), self._rows)
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for index in self.indices:
-            yield Batch(self.split.images[index], self.split.labels[index])
+    def _rows(self, rows: Tensor) -> Batch:
+        return Batch(self.split.images[rows], self.split.labels[rows])
 
 
 def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:

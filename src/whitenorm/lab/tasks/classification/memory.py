@@ -7,7 +7,7 @@ from typing import Any
 
 from whitenorm.lab.data import Dataset, Split
 from whitenorm.lab.tasks.classification.config import Train
-from whitenorm.lab.tasks.classification.images import TestBatches, TrainBatches
+from whitenorm.lab.tasks.classification.images import ImageBatches, TrainBatches
 from whitenorm.lab.tasks.classification.shares import shares
 from whitenorm.lab.training.sources import Source, calibration_rows
 
@@ -23,14 +23,14 @@ def source(config: Train, dataset: Dataset, step: Callable[[], int], rank: int, 
     batches = TrainBatches(train, config.batch_size, config.seed, config.augment, step, rank, world)
     test_batch = min(TEST_BATCH, config.batch_size * 4 or TEST_BATCH)
 
-    def calibration(number: int) -> TestBatches:
+    def calibration(number: int) -> ImageBatches:
         part = _rows(train, calibration_rows(len(train.labels), number, config.seed))
-        return TestBatches(part, batches.batch_size // world, rank, world)
+        return ImageBatches(part, batches.batch_size // world, rank, world)
 
     return Source(
         {"classes": dataset.classes, "shape": tuple(train.images.shape[1:])},
         batches,
-        {name: TestBatches(split, test_batch, rank, world) for name, split in tests.items() if len(split.labels)},
+        {name: ImageBatches(split, test_batch, rank, world) for name, split in tests.items() if len(split.labels)},
         calibration,
         batches.batch_size,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from whitenorm.lab.tasks.classification.config import Train
-from whitenorm.lab.training.config import Schedule
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormImagenet
+from whitenorm.lab.training.config import Schedule
 
 
 @dataclass
