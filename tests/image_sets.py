@@ -54,4 +54,14 @@ def write_root(root):
             pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
+    write_style(root / "style")
     return root
+
+
+def write_style(folder):
+    """Content images and one of a style."""
+    for kind, names in (("content", "abcd"), ("style", ["candy"])):
+        (folder / kind).mkdir(parents=True)
+        pixels, _ = images(len(names), 2, (40, 44, 3), seed=len(names))
+        for name, image in zip(names, pixels, strict=True):
+            Image.fromarray(image).save(folder / kind / f"{name}.jpg")

@@ -43,24 +43,27 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def options(folder, monkeypatch):
+@pytest.fixture(scope="module")
+def options(folder):
     """Those of a small run, judged by features that need no trained network."""
     stages = [nn.Conv2d(3, 8, 3), nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(8, 8, 3))]
     torch.manual_seed(0)
     plain = Features(stages, 1, (0.5,) * 3, (0.5,) * 3)
-    monkeypatch.setattr("whitenorm.lab.tasks.style.task.features", lambda vgg: plain)
-    return {
-        **{"dataset": f"folder:{folder / 'content'}", "style": folder / "style.jpg", "test_images": 2, "crop": 32},
-        **{"image_size": 36, "style_size": 32, "width": 4, "blocks": 1, "batch_size": 2, "workers": 0, "quiet": True},
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("whitenorm.lab.tasks.style.task.features", lambda vgg: plain)
+        yield {
+            **{"dataset": f"folder:{folder / 'content'}", "style": folder / "style.jpg", "test_images": 2, "crop": 32},
+            **{"image_size": 36, "style_size": 32, "width": 4, "blocks": 1, "batch_size": 2, "workers": 0},
+            "quiet": True,
+        }
 
 
-@pytest.fixture
-def trained(options, tmp_path):
+@pytest.fixture(scope="module")
+def trained(options, tmp_path_factory):
     """The folder of a run."""
-    fit(Style(**options, epochs=1, norm="sw", folder=tmp_path / "run"))
-    return tmp_path / "run"
+    run = tmp_path_factory.mktemp("runs") / "run"
+    fit(Style(**options, epochs=1, norm="sw", folder=run))
+    return run
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 30), (41, 18)])
@@ -137,9 +140,9 @@ def test_features_of_vgg(tmp_path):
     from torchvision.models import vgg16
 
     with torch.device("meta"):
-        shapes = vgg16().features.state_dict()
-    torch.manual_seed(0)
-    weights = {f"features.{name}": torch.randn(value.shape) / 30 for name, value in shapes.items()}
+        shapes = vgg16(init_weights=False).features.state_dict()
+    # One number each, which takes no room in the file.
+    weights = {f"features.{name}": torch.tensor(1e-3).expand(value.shape) for name, value in shapes.items()}
     path = tmp_path / "vgg16.pth"
     torch.save({**weights, "classifier.0.bias": torch.zeros(1)}, path)
     network = features(path)
@@ -157,7 +160,7 @@ def test_features_of_vgg(tmp_path):
     path.write_text("no weights")
     with pytest.raises(OSError, match=f"in {path} .got a damaged or foreign file"):
         features(path)
-    with pytest.raises(OSError, match="nowhere.pth .got no such file"):
+    with pytest.raises(OSError, match=r"nowhere.pth .got no such file"):
         features(tmp_path / "nowhere.pth")
 
 
@@ -241,16 +244,13 @@ def test_resumes_with_the_same_bits(options, tmp_path):
     whole = fit(Style(**options, epochs=2, norm="sw", folder=tmp_path / "whole"))
     short = Style(**options, epochs=2, norm="sw", folder=tmp_path / "short", checkpoint_steps=1)
 
-    class Stop(Exception):
-        pass
-
     from lightning.pytorch.callbacks import LambdaCallback
 
     def stop(trainer, *_):
         if trainer.global_step == 4:
-            raise Stop
+            raise InterruptedError
 
-    with pytest.raises(Stop):
+    with pytest.raises(InterruptedError):
         fit(short, callbacks=[LambdaCallback(on_train_batch_start=stop)])
     again = fit(short)
     assert [epoch.numbers() for epoch in again.epochs] == [epoch.numbers() for epoch in whole.epochs]
@@ -323,7 +323,7 @@ def test_preset_says_what_it_is():
         net = StyleTransfer(config).build({})
         from torchvision.models import vgg16
 
-        layers, image = vgg16().features, torch.empty(1, 3, config.crop, config.crop)
+        layers, image = vgg16(init_weights=False).features, torch.empty(1, 3, config.crop, config.crop)
         counts = []
         for module in (TransformerNet(), layers[:23], layers[:9]):
             with FlopCounterMode(display=False) as counter:

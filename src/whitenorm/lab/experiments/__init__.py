@@ -21,6 +21,5 @@ MISSING: dict[str, tuple[str, str, str]] = {
     "gw-coco": ("GW", "tables 4 and 5", "Detection and segmentation on COCO"),
     "gw-nmt": ("GW", "app. G", "Translation with GW for LN in a transformer"),
     "sw-segmentation": ("SW", "app. C", "Segmentation with 7 and 14 layers"),
-    "sw-style": ("SW", "fig. 1", "Image style transfer"),
 }
 """Experiments of the papers that have no entry yet: paper, place, what."""

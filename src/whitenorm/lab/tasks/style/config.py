@@ -75,7 +75,7 @@ class SwStyle(Style):
     None). The supplement has pictures, and neither numbers nor a set-up: the net, 256² crops, batch 4, Adam at 1e-3 and
     40,000 steps, two passes over the 80,000 images that COCO then had, are those of Johnson et al., 2016, who compare
     features of VGG-16.
-    Cost: 1 PFLOPs.
+    Cost: 23.3 PFLOPs.
     Command: whitenorm train sw-style --style FILE --vgg FILE
     """
 

@@ -89,11 +89,12 @@ def _vgg16(path: Path) -> Features:
     """VGG-16 as the recipe has it: style by four maps, content by the second."""
     from torchvision.models import vgg16
 
-    layers = vgg16(weights=None).features
+    with torch.device("meta"):
+        layers = vgg16(weights=None, init_weights=False).features
     own = {f"features.{name}": value for name, value in layers.state_dict().items()}
     weights = _read(path)
     pretrained.check_shapes(own, weights, str(path))
-    layers.load_state_dict({name.removeprefix("features."): weights[name] for name in own})
+    layers.load_state_dict({name.removeprefix("features."): weights[name] for name in own}, assign=True)
     for layer in layers:
         if isinstance(layer, nn.ReLU):
             # A map that is compared must not change behind it.
