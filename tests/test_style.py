@@ -335,3 +335,18 @@ def test_preset_says_what_it_is():
     flops = (3 * painted + 2 * judged + content) * config.batch_size * config.steps
     stated = float(re.search(r"Cost: ([\d.]+) PFLOPs", text)[1])
     assert flops / 1e15 == pytest.approx(stated, rel=0.02)
+
+
+def test_shares_of_processes(options):
+    """Two processes train on halves of the same batches; of one test image, one of them has none."""
+    config = Style(**{**options, "test_images": 1})
+    task = StyleTransfer(config)
+    sources = [task.source(None, lambda: 0, rank, world) for rank, world in ((0, 1), (0, 2), (1, 2))]
+    whole, *halves = [next(iter(source.train)) for source in sources]
+    assert torch.equal(torch.cat(halves), whole)
+    tests = [next(iter(source.tests["test"])) for source in sources]
+    assert sorted(len(batch) for batch in tests) == [0, 1, 1]
+    scores = task.test_scores()
+    for batch in tests[1:]:
+        task.test(task.build({}).eval(), task.on_device(batch), scores)
+    assert scores.totals[-1] == 1

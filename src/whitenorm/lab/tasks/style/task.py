@@ -49,7 +49,7 @@ class StyleTransfer(Task[Style]):
 
         def loader(paths: Sequence[Path], crop: int, order: Any) -> Loader:
             examples = pictures.Squares(paths, config.image_size, crop, draw=isinstance(order, TrainOrder))
-            opened.append(Loader(examples, order, config))
+            opened.append(Loader(examples, order, config, _stacked))
             return opened[-1]
 
         def in_turn(paths: Sequence[Path], rows: Tensor, crop: int) -> Loader:
@@ -123,6 +123,11 @@ class StyleTransfer(Task[Style]):
         style = pictures.scaled(pictures.picture(self.style), self.config.image_size)
         rows = [[style], [*map(pictures.picture, images)], [*map(pictures.picture, painted)]]
         pictures.save(pictures.sheet(rows), folder / SHEET)
+
+
+def _stacked(images: list[Tensor]) -> Tensor:
+    """A batch, which of a process's share of few test images may be empty."""
+    return torch.stack(images) if images else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
 
 
 def _files(config: Style) -> tuple[Sequence[Path], Sequence[Path]]:
