@@ -23,6 +23,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from torch import Tensor
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
@@ -68,11 +69,13 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     watch = LambdaCallback(
         on_train_batch_end=lambda trainer, module, *rest: context.progress(trainer.global_step / module.total_steps)
     )
+    first = context.seed == 0
+    values = {"originals": _originals(config, settings)} if first and settings["variant"] == "BN" else {}
     try:
         outcome = fit(config, callbacks=[watch])
     except DivergenceError as error:
-        return _curves(error.outcome, config.epochs)
-    return {**_curves(outcome, config.epochs), **(_pictures(config, settings) if context.seed == 0 else {})}
+        return {**values, **_curves(error.outcome, config.epochs)}
+    return {**values, **_curves(outcome, config.epochs), **({"painted": _painted(config, settings)} if first else {})}
 
 
 def _config(settings: Settings, context: Context) -> Style:
@@ -97,27 +100,37 @@ def _curves(outcome: Outcome, epochs: int) -> dict[str, Any]:
     return {name: [epoch.number(name) for epoch in outcome.epochs] + rest for name in _CURVES}
 
 
-def _pictures(config: Style, settings: Settings) -> dict[str, Any]:
-    """What the net makes of some test images, and with BN, once a style, what they and the style are."""
+def _originals(config: Style, settings: Settings) -> list[str]:
+    """The style, and the images that are shown: with the results once, as all norms have the same."""
+    from whitenorm.lab.tasks.style.pictures import Squares, picture
+
+    assert config.style is not None
+    style = Squares([config.style], config.image_size, config.image_size, draw=False)[0]
+    return [_packed(picture(one)) for one in (style, *_contents(config, settings))]
+
+
+def _painted(config: Style, settings: Settings) -> list[str]:
+    """What the trained net makes of the images that are shown."""
     import torch
 
-    from whitenorm.lab.tasks.style import pictures
+    from whitenorm.lab.tasks.style.pictures import picture
     from whitenorm.lab.training.loading import load
 
     assert config.folder is not None
-    assert config.style is not None
-    assert config.test is not None
-    # Every second, as they come in pairs alike.
-    paths = pictures.files(config.test, None)[::2][: settings["shown"]]
-    squares = pictures.Squares(paths, config.image_size, config.image_size, draw=False)
-    images, net = [squares[i] for i in range(len(squares))], load(config.folder)
+    net = load(config.folder)
     with torch.no_grad():
-        painted = [net(image[None] / 255)[0] for image in images]
-    found = {"painted": [_packed(pictures.picture(one)) for one in painted]}
-    if settings["variant"] == "BN":
-        style = pictures.Squares([config.style], config.image_size, config.image_size, draw=False)[0]
-        found["originals"] = [_packed(pictures.picture(one)) for one in (style, *images)]
-    return found
+        return [_packed(picture(net(image[None] / 255)[0])) for image in _contents(config, settings)]
+
+
+def _contents(config: Style, settings: Settings) -> list[Tensor]:
+    """Some test images, as the tests see them."""
+    from whitenorm.lab.tasks.style.pictures import Squares, files
+
+    assert config.test is not None
+    # Every second, as neighbours by name may be of one kind.
+    paths = files(config.test, None)[::2][: settings["shown"]]
+    squares = Squares(paths, config.image_size, config.image_size, draw=False)
+    return [squares[i] for i in range(len(squares))]
 
 
 def _packed(picture: Any) -> str:
@@ -155,20 +168,20 @@ def draw(results: Results) -> Figure:
     grid = figure.add_gridspec(rows, columns)
     for block, style in enumerate(styles):
         found, top = results.where(style=style), block * shown
-        originals, *contents = next(run.values["originals"] for run in found if "originals" in run.values)
-        _show(figure.add_subplot(grid[top, 0]), originals, style.replace("_", " "))
+        original, *contents = next(run.values["originals"] for run in found if "originals" in run.values)
+        _show(figure.add_subplot(grid[top, 0]), original, style.replace("_", " "))
         if shown > 1:
             _draw_losses(figure.add_subplot(grid[top + 1 : top + shown, 0]), found)
         for column, name in enumerate(("content", *_NORMS), 1):
-            pictures = contents if name == "content" else _painted(found, name)
+            pictures = contents if name == "content" else _first(found, name)
             title = name if name == "content" else f"{name}: loss {_mean(found, name):.3f}"
             for row, picture in enumerate(pictures):
                 _show(figure.add_subplot(grid[top + row, column]), picture, "" if row else title)
     return figure
 
 
-def _painted(found: Results, variant: str) -> list[str]:
-    """The first seed's; none of one that diverged."""
+def _first(found: Results, variant: str) -> list[str]:
+    """The first seed's pictures; none where it diverged."""
     return next((run.values["painted"] for run in found.where(variant=variant) if "painted" in run.values), [])
 
 
