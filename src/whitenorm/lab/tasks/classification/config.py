@@ -21,7 +21,8 @@ class Train(Run, NormOptions):
     named: ClassVar[tuple[str, ...]] = ("net", "norm", "where")
 
     net: str = "resnet20"
-    """mlp-128-64 (widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, timm:NAME, torchvision's."""
+    """mlp-128-64 (widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, bottleneck-29, wrn-28-10, timm:NAME, or
+    torchvision's."""
     width: int | None = None
     """Channels of s-plain (48), cnn (16), and of the first layers of vgg (64) and resnet (16)."""
     activation: str = "relu"
@@ -32,15 +33,25 @@ class Train(Run, NormOptions):
     """In VGG nets, the norm after the activation."""
     dropout: float = 0.0
     """In the blocks of wide residual nets."""
+    weights: str | None = None
+    """To begin with: imagenet (of timm:tf_efficientnet_lite0, which install by pip), or a file of the net with
+    BatchNorm, which the norm takes the place of. A classifier of other classes is new."""
+    calibrate: int = 200
+    """With weights, for norms that keep no population (gw, gn, ln, in, iw): γ and β are set so that their outputs have
+    BatchNorm's mean and deviation over so many training images; 0: as they were."""
 
     dataset: str = "cifar10"
     """mnist, fashion-mnist, cifar10, cifar100, yaleb, pie, digits, or imagefolder:PATH with train/ and val/ inside."""
     augment: bool = False
     """Random crops of images padded by 4 pixels, and flips; of an image folder, random resized crops and flips."""
-    normalize: Literal["channel", "pixel", "pixel-mean", "none"] = "channel"
-    """By mean and deviation of the training images: a channel's, a pixel's, a pixel's mean alone; or only to [0, 1]."""
+    normalize: Literal["channel", "pixel", "pixel-mean", "half", "none"] = "channel"
+    """By mean and deviation of the training images: a channel's, a pixel's, a pixel's mean alone; to [-1, 1], as
+    EfficientNet-Lite0's weights want it; or only to [0, 1]. Image folders have ImageNet's, or half."""
     image_size: int = 224
     """Of an image folder's crops."""
+    resize: int | None = None
+    """Sets in memory: images scaled to so many pixels a side, for nets that need large ones. The cost grows with its
+    square, of images that have no more to show: 96 for 32 is nine times."""
     train_images: int | None = None
     """Train on so many images, drawn by the seed; all if not given."""
     validation_images: int = 0
@@ -54,7 +65,10 @@ class Train(Run, NormOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "image_size", "train_images", "test_images")
+        self.at_least(1, "image_size", "train_images", "test_images", "resize")
+        self.at_least(0, "calibrate")
+        if self.resize is not None and self.dataset.startswith(FOLDER):
+            raise ValueError(f"expected --image-size for an image folder (got --resize {self.resize})")
         self.several_or_none("validation_images", "batch_size")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"expected label_smoothing from 0 to below 1 (got {self.label_smoothing})")

@@ -24,7 +24,7 @@ _CROP = 224 / 256
 
 
 def source(config: Train, path: str, step: Callable[[], int], rank: int, world: int) -> Source:
-    """The batches of a folder for one process, as bytes scaled and normalised by ImageNet's mean and deviation."""
+    """The batches of a folder for one process, normalised by ImageNet's mean and deviation, or to [-1, 1]."""
     folder = Path(path)
     train = _folder(folder / "train", _transform(config, config.augment))
     test = _folder(folder / "val", _transform(config, False))
@@ -65,7 +65,8 @@ def _transform(config: Train, augment: bool) -> v2.Transform:
     crops = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
     if not augment:
         crops = [v2.Resize(round(size / _CROP)), v2.CenterCrop(size)]
-    return v2.Compose([v2.ToImage(), *crops, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, DEVIATION)])
+    mean, deviation = ((0.5,) * 3, (0.5,) * 3) if config.normalize == "half" else (MEAN, DEVIATION)
+    return v2.Compose([v2.ToImage(), *crops, v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, deviation)])
 
 
 def _folder(path: Path, transform: v2.Transform) -> _WholeImages:

@@ -98,6 +98,17 @@ def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
     return torch.where(flip.bool().view(-1, 1, 1, 1), crops.flip(-1), crops)
 
 
+def resized(images: Tensor, size: int) -> Tensor:
+    """Images scaled to so many pixels a side, smoothed where they become smaller.
+
+    Example::
+
+        >>> resized(torch.randn(2, 3, 32, 32), 96).shape
+        torch.Size([2, 3, 96, 96])
+    """
+    return F.interpolate(images, (size, size), mode="bilinear", align_corners=False, antialias=size < images.shape[-1])
+
+
 def mixing(alpha: float, *key: int, number: int) -> tuple[float, Tensor]:
     """Of mixup, for a key: a share of Beta(α, α), and which image each of so many is mixed with.
 
@@ -124,6 +135,8 @@ def normalisation(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """
     if kind == "none":
         return torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / 255)
+    if kind == "half":
+        return torch.full((1, 1, 1), 127.5), torch.full((1, 1, 1), 1 / 127.5)
     total = torch.zeros(images.shape[1:], dtype=torch.float64)
     squares = torch.zeros_like(total)
     for part in images.split(4096):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from whitenorm.lab import data, nets
 from whitenorm.lab.tasks.classification import memory
 from whitenorm.lab.tasks.classification.config import FOLDER, Train
-from whitenorm.lab.tasks.classification.images import Batch, crop_and_flip, mixing, normalisation
+from whitenorm.lab.tasks.classification.images import Batch, crop_and_flip, mixing, normalisation, resized
 from whitenorm.lab.training.scores import Means
 from whitenorm.lab.training.sources import Source
 from whitenorm.lab.training.task import Task, forward
 
+# They change what a trained net computes.
+_WITHOUT_POPULATION = ("gw", "gn", "ln", "in", "iw")
 # Of fewer classes, the right one is hardly ever not among five.
 _CLASSES_FOR_TOP5 = 50
 _WORDS = {"accuracy": "accuracy {:.2%}", "top5": "top-5 {:.2%}", "loss": "loss {:.4f}"}
@@ -29,6 +32,7 @@ class Classification(Task[Train]):
     mean: Tensor | None
     factor: Tensor
     top5 = False
+    _source: Source | None = None
 
     def __init__(self, config: Train) -> None:
         super().__init__(config)
@@ -45,6 +49,10 @@ class Classification(Task[Train]):
             dataset = data.load(config.dataset, config.data) if dataset is None else dataset
             batches = memory.source(config, dataset, step, rank, world)
             self.normalise_by(batches.train.split.images)
+            if config.resize is not None:
+                shape = (batches.description["shape"][0], config.resize, config.resize)
+                batches = replace(batches, description={**batches.description, "shape": shape})
+        self._source = batches
         self.top5 = batches.description["classes"] >= _CLASSES_FOR_TOP5
         return batches
 
@@ -66,7 +74,19 @@ class Classification(Task[Train]):
             norm_last=config.norm_last,
             init=config.init,
             norm_options=config.norm_options(),
+            # Of a run that was trained, they are loaded after this.
+            weights=None if self._source is None else config.weights,
+            images=self._calibration(),
         )
+
+    def _calibration(self) -> Tensor | None:
+        """Training images that a norm without population is set by, in a net that begins with trained weights."""
+        config = self.config
+        if self._source is None or config.weights is None or config.norm not in _WITHOUT_POPULATION:
+            return None
+        if not config.calibrate:
+            return None
+        return torch.cat([self.inputs(self.on_device(batch)) for batch in self._source.calibration(config.calibrate)])
 
     def example(self, description: dict[str, Any], number: int) -> Tensor:
         return torch.randn(number, *description["shape"])
@@ -93,6 +113,8 @@ class Classification(Task[Train]):
         images = (batch.images.to(self.mean.dtype) - self.mean) * self.factor
         if batch.draws is not None:
             images = crop_and_flip(images, batch.draws)
+        if self.config.resize is not None:
+            images = resized(images, self.config.resize)
         return Batch(images, batch.labels)
 
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
