@@ -89,29 +89,16 @@ def _vgg16(path: Path) -> Features:
     """VGG-16 as the recipe has it: style by four maps, content by the second."""
     from torchvision.models import vgg16
 
+    if not path.is_file():
+        raise OSError(f"expected weights of torchvision's VGG-16 in {path} (got no such file)")
+    # Without a classifier's hundred million weights, and without drawing what is loaded.
     with torch.device("meta"):
         layers = vgg16(weights=None, init_weights=False).features
-    own = {f"features.{name}": value for name, value in layers.state_dict().items()}
-    weights = _read(path)
-    pretrained.check_shapes(own, weights, str(path))
-    layers.load_state_dict({name.removeprefix("features."): weights[name] for name in own}, assign=True)
+    weights = {name.removeprefix("features."): value for name, value in pretrained.file_weights(path).items()}
+    pretrained.load_(layers.to_empty(device="cpu"), weights, str(path))
     for layer in layers:
         if isinstance(layer, nn.ReLU):
             # A map that is compared must not change behind it.
             layer.inplace = False
     stages = [layers[start:end] for start, end in zip((0, *_VGG_CUTS), _VGG_CUTS, strict=False)]
     return Features(stages, 1, _MEAN, _STD)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise OSError(f"expected weights of torchvision's VGG-16 in {path} (got no such file)")
-    try:
-        weights: dict[str, Tensor] = dict(torch.load(path, map_location="cpu", weights_only=True))
-    # What is not ours can fail in any way.
-    except Exception as error:
-        raise OSError(
-            f"expected weights of torchvision's VGG-16, as torch.save writes them, in {path} (got a damaged or foreign "
-            f"file: {type(error).__name__})"
-        ) from error
-    return weights
