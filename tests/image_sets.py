@@ -81,4 +81,14 @@ def write_root(root):
                 Image.fromarray(image).save(folder / f"{i}.png")
     write_multi30k(root)
     coco_files.written(root / "coco128")
+    write_style(root / "style")
     return root
+
+
+def write_style(folder):
+    """Content images and one of a style."""
+    for kind, names in (("content", "abcd"), ("style", ["candy"])):
+        (folder / kind).mkdir(parents=True)
+        pixels, _ = images(len(names), 2, (40, 44, 3), seed=len(names))
+        for name, image in zip(names, pixels, strict=True):
+            Image.fromarray(image).save(folder / kind / f"{name}.jpg")

@@ -18,6 +18,5 @@ SETUPS: dict[str, str] = {module.EXPERIMENT.id: module.__doc__ or "" for module 
 """What each one does, in the words of its file."""
 
 MISSING: dict[str, tuple[str, str, str]] = {
-    "sw-style": ("SW", "fig. 1", "Image style transfer"),
 }
 """Experiments of the papers that have no entry yet: paper, place, what."""
