@@ -16,7 +16,3 @@ EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.id: module.EXPERIMENT fo
 
 SETUPS: dict[str, str] = {module.EXPERIMENT.id: module.__doc__ or "" for module in _MODULES}
 """What each one does, in the words of its file."""
-
-MISSING: dict[str, tuple[str, str, str]] = {
-}
-"""Experiments of the papers that have no entry yet: paper, place, what."""
