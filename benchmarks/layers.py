@@ -1,7 +1,8 @@
 """Every layer, forward and backward, training and inference, against what people would use instead.
 
-Rivals are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' own formulation, and the
-floor: five matrix products of 2·N·C·L·K flops at the machine's best rate, plus native BatchNorm's time.
+Rivals are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' own formulation, PyTorch's
+own operations composed, and the floor: five matrix products of 2·N·C·L·K flops at the machine's best rate, the solve at
+the rate at which so many matrices of its size are multiplied or decomposed, and native BatchNorm's time.
 """
 
 from __future__ import annotations
@@ -18,26 +19,43 @@ from torch.profiler import ProfilerActivity, profile
 
 import whitenorm
 from benchmarks import papers
+from benchmarks.native import Native
 from whitenorm.diagnostics import flops, saved_bytes
 from whitenorm.lab.costs import layer_step
 from whitenorm.lab.timing import interleaved, ratio, summarise
 
 
 class Method(NamedTuple):
-    """A layer with its own solver, its paper's formulation by the same solver, and how many features it whitens."""
+    """A layer with its own solver, its paper's formulation by the same solver, and how many features it whitens.
+
+    ``matrices`` is how many it solves for, of so many samples and channels; ``native``, the layer in PyTorch's own
+    operations, where the paper's formulation is not that already.
+    """
 
     layer: Callable[[int], nn.Module]
     paper: Callable[[int], nn.Module]
     features: int
+    matrices: Callable[[int, int], int]
+    native: Callable[[int], nn.Module] | None = None
 
 
 METHODS = {
-    "IterNorm": Method(whitenorm.IterNorm, papers.IterNorm, 64),
-    "DBN": Method(whitenorm.DecorrelatedBatchNorm, papers.DBN, 16),
-    "SW": Method(whitenorm.SwitchableWhitening, papers.SW, 16),
-    "IW": Method(lambda channels: whitenorm.InstanceWhitening(channels, 16), papers.IW, 16),
-    "GW": Method(lambda channels: whitenorm.GroupWhitening(32, channels), lambda c: papers.GW(32, c), 32),
+    "IterNorm": Method(
+        whitenorm.IterNorm, papers.IterNorm, 64, lambda n, c: -(-c // 64), lambda c: Native(c, 64, "newton")
+    ),
+    "DBN": Method(
+        whitenorm.DecorrelatedBatchNorm, papers.DBN, 16, lambda n, c: c // 16, lambda c: Native(c, 16, "zca")
+    ),
+    "SW": Method(whitenorm.SwitchableWhitening, papers.SW, 16, lambda n, c: n * c // 16),
+    "IW": Method(lambda channels: whitenorm.InstanceWhitening(channels, 16), papers.IW, 16, lambda n, c: n * c // 16),
+    "GW": Method(
+        lambda channels: whitenorm.GroupWhitening(32, channels), lambda c: papers.GW(32, c), 32, lambda n, c: n
+    ),
 }
+# The least that is known for five Newton steps: 12 forward, 16 back where the iterates are kept.
+_NEWTON_PRODUCTS = 28
+# Of ZCA besides the decomposition: the matrix, and its way back through two changes of basis.
+_ZCA_PRODUCTS = 5
 # The IterNorm paper's, ResNet-50's at batch 32, vectors, and tokens as one matrix.
 SHAPES = [
     (64, 64, 32, 32),
@@ -83,13 +101,14 @@ def _row(
 ) -> dict[str, Any]:
     own, base = training[name], training["BatchNorm"]
     method = METHODS[name]
-    products = 5 * 2 * math.prod(shape) * min(method.features, shape[1]) / rate
+    floor = 5 * 2 * math.prod(shape) * solved_size(name, shape) / rate + solve_floor(name, shape)
     row = {
         **summarise(own)._asdict(),
         "to_batchnorm": ratio(own, base),
         "to_groupnorm": ratio(own, training["GroupNorm"]),
         "to_paper": ratio(own, training[f"{name} paper"]),
-        "to_floor": ratio(own, [products + value for value in base]),
+        "to_native": ratio(own, training[f"{name} native"]) if method.native is not None else None,
+        "to_floor": ratio(own, [floor + value for value in base]),
         "forward_to_batchnorm": ratio(forward[name], forward["BatchNorm"]),
         "forward_to_paper": ratio(forward[name], forward[f"{name} paper"]),
         "inference_ms": summarise(inference[name]).ms,
@@ -113,6 +132,26 @@ def _row(
     return row
 
 
+def solved_size(name: str, shape: tuple[int, ...]) -> int:
+    """K, or, where GW's groups of a sample have fewer values than there are groups, those."""
+    size = min(METHODS[name].features, shape[1])
+    return min(size, math.prod(shape[1:]) // size) if name == "GW" else size
+
+
+def solve_floor(name: str, shape: tuple[int, ...]) -> float:
+    """Seconds of the solve, forward and back: its products, and for ZCA the decomposition, in batches of this size."""
+    method = METHODS[name]
+    size, number = solved_size(name, shape), method.matrices(shape[0], shape[1])
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(number, size, size, generator=generator)
+    out = torch.empty_like(a)
+    product = min(interleaved({"": lambda: torch.bmm(a, a, out=out)}, 20, 1.0)[""])
+    if name != "DBN":
+        return _NEWTON_PRODUCTS * product
+    cov = a @ a.mT + torch.eye(size)
+    return _ZCA_PRODUCTS * product + min(interleaved({"": lambda: torch.linalg.eigh(cov)}, 20, 1.0)[""])
+
+
 def _folded(channels: int) -> dict[str, nn.Module]:
     """A convolution, and one with a whitening behind it, folded."""
     convolution = nn.Conv2d(channels, channels, 3, padding=1)
@@ -121,8 +160,13 @@ def _folded(channels: int) -> dict[str, nn.Module]:
 
 
 def _pairs(names: list[str], channels: int) -> dict[str, nn.Module]:
-    layers = {name: METHODS[name].layer(channels) for name in names}
-    return {**layers, **{f"{name} paper": METHODS[name].paper(channels) for name in names}}
+    found: dict[str, nn.Module] = {}
+    for name in names:
+        method = METHODS[name]
+        found[name], found[f"{name} paper"] = method.layer(channels), method.paper(channels)
+        if method.native is not None:
+            found[f"{name} native"] = method.native(channels)
+    return found
 
 
 class GroupedProduct(nn.Module):

@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from benchmarks import layers, models, report, solvers
+from benchmarks import layers, models, picture, report, solvers, sweep, tokens
 from whitenorm.lab.costs import RESNET50
 from whitenorm.lab.machine import machine
 from whitenorm.lab.terminal import terminal
@@ -41,6 +41,8 @@ class Bench:
     """A few shapes, solvers and models, the models at 112²: about a minute. Does not touch the README."""
     out: Path | None = None
     """JSON file of the results; by default under benchmarks/results."""
+    tables: bool = False
+    """Measure nothing: make tables and picture from the last results."""
     models: bool = True
     """Also time ResNet-50; without, the results file keeps those of its last run."""
 
@@ -48,15 +50,15 @@ class Bench:
 def run(bench: Bench) -> dict[str, Any]:
     """Measure, write the JSON, and make tables and picture from it."""
     console = terminal()
-    results = measure(bench, console)
     path = bench.out or ROOT / "results" / ("quick.json" if bench.quick else "full.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    results = json.loads(path.read_text()) if bench.tables else measure(bench, console)
     if not bench.models and path.exists():
         results["models"] = json.loads(path.read_text()).get("models", [])
     path.write_text(json.dumps(results, indent=1) + "\n")
-    report.draw(results, path.with_suffix(".png"))
+    picture.draw(results, path.with_suffix(".png"))
     text = report.markdown(results)
-    path.with_suffix(".md").write_text(f"{text}\n\n{report.solver_table(results)}\n")
+    path.with_suffix(".md").write_text(f"{text}\n\n{report.sweep_table(results)}\n\n{report.solver_table(results)}\n")
     if bench.out is None and not bench.quick:
         report.update_readme(ROOT.parent / "README.md", text)
     console.print(Markdown(text))
@@ -93,6 +95,20 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
             progress.update(task, now=f"K={size}, {batch}")
             results["solvers"].append(solvers.measure(size, batch, rounds, budget))
             progress.advance(task)
+        between = list(sweep.cases(bench.quick))
+        task = progress.add_task("between", total=len(between), now="")
+        results["sweep"] = []
+        for name, features, shape in between:
+            progress.update(task, now="×".join(map(str, shape)))
+            results["sweep"].append(sweep.measure(name, features, shape, rounds, budget / 12))
+            progress.advance(task)
+        nets = tokens.families(bench.quick)
+        task = progress.add_task("tokens", total=len(nets), now="")
+        results["tokens"] = []
+        for name, (make, x) in nets.items():
+            progress.update(task, now=name)
+            results["tokens"].append(tokens.measure(name, make, x, 3 if bench.quick else 5))
+            progress.advance(task)
         results["models"] = []
         for family in families:
             task = progress.add_task(family.name, total=len(family.models), now="")
@@ -101,7 +117,7 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
             def advance(name: str, task: TaskID = task, started: Iterator[int] = started) -> None:
                 progress.update(task, now=name, completed=next(started))
 
-            results["models"].append(models.measure(family, 3 if bench.quick else 5, advance))
+            results["models"].append(models.measure(family, 3 if bench.quick else 4, advance))
             progress.update(task, completed=len(family.models))
     return results
 
@@ -109,4 +125,4 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
 def _families(quick: bool) -> list[models.Family]:
     if quick:
         return [models.resnet50(models.QUICK, 112, 8)]
-    return [models.resnet50(list(RESNET50), 224, 32), models.vgg_a(128)]
+    return [models.resnet50(list(RESNET50), 224, 16), models.vgg_a(128)]

@@ -10,7 +10,8 @@ from cases import assert_close
 
 import benchmarks
 import whitenorm
-from benchmarks import layers, models, papers, report, solvers
+from benchmarks import layers, models, papers, picture, report, solvers, sweep, tokens
+from benchmarks.native import Native
 from whitenorm.cli import main
 from whitenorm.lab.costs import RESNET50, VGG_A, gflops, make
 
@@ -20,6 +21,8 @@ PAIRS = {
     "SW": (papers.SW(12, 6), whitenorm.SwitchableWhitening(12, 6)),
     "IW": (papers.IW(12, 6), whitenorm.InstanceWhitening(12, 6)),
     "GW": (papers.GW(4, 12), whitenorm.GroupWhitening(4, 12)),
+    "native Newton": (Native(12, 6, "newton"), whitenorm.IterNorm(12, 6)),
+    "native ZCA": (Native(12, 6, "zca"), whitenorm.DecorrelatedBatchNorm(12, 6)),
 }
 
 
@@ -80,6 +83,8 @@ def results():
         "sgemm_gflops": 1.0,
         "layers": [layers.measure(shape, 1e11, rounds=3, budget=1) for shape in shapes],
         "solvers": [solvers.measure(8, 2, rounds=3, budget=1)],
+        "sweep": [sweep.measure(*case, rounds=3, budget=1) for case in sweep.cases(quick=True)],
+        "tokens": [tokens.measure(name, *net, rounds=3) for name, net in tokens.families(quick=True).items()],
         "models": [models.measure(models.resnet50(["SW^a 7 layers"], 32, 2), 3, lambda name: None)],
     }
 
@@ -113,7 +118,7 @@ def test_report_shows_every_row_and_loss(results, tmp_path):
     assert "(+11.4 %; +1.6 %)" in text
     assert "FLOPs added, time against the convolution's | 0 | 0, " in text
     assert text.count("| yes |") + text.count("| no |") == len(report.bars(results))
-    report.draw(results, tmp_path / "picture.png")
+    picture.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.START}\nstale\n{report.END}\nafter\n")
@@ -121,6 +126,36 @@ def test_report_shows_every_row_and_loss(results, tmp_path):
     assert "stale" not in readme.read_text()
     assert readme.read_text().startswith("before")
     assert readme.read_text().endswith("after\n")
+
+
+def test_every_rival_that_is_ahead_is_named(results):
+    assert {row["method"] for row in results["sweep"]} == set(sweep.FEATURES)
+    for row in results["sweep"]:
+        rivals = {"paper", "native", "other layout"} if row["method"] == "IterNorm" else {"paper"}
+        assert set(row["ms"]) == {row["method"], *rivals}
+    changed = json.loads(json.dumps(results))
+    for row in changed["sweep"]:
+        row["fastest_to_own"] = 0.5 if row["method"] == "GW" else 2.0
+    for _, name, row in report.rows(changed):
+        row["to_paper"], row["to_native"] = (1.25, None) if name == "IW" else (0.5, 0.5)
+    (said,) = report.behind(changed)
+    assert "shapes: IW 4×32×6×6 (paper, 1.25). Of 3" in said
+    assert "ahead in 1, which" in said
+    text = report.sweep_table(changed)
+    assert "| GW | 16 | 4×256×4×4 |" in text
+    assert "| IW |" not in text
+
+
+def test_the_other_layout_is_another_one():
+    layouts = []
+    x = torch.randn(2, 64, 4, 4)
+
+    def step():
+        layouts.append(whitenorm.core.layout.channel_groups(x, 64, pooled=True).copied)
+
+    step()
+    sweep._in_other_layout(step)
+    assert layouts == [True, False]
 
 
 def test_bars_are_judged_by_the_worst_row(results):

@@ -28,6 +28,7 @@ from whitenorm.core.whiten import Plan
 from whitenorm.core.whiten import whiten as whiten_groups
 from whitenorm.kernels.choice import DUAL, kernels_for, sample_kernels
 from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
+from whitenorm.runtime.function import call
 from whitenorm.runtime.mode import is_tracing
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
@@ -335,7 +336,7 @@ def _fixed_whitening(
         mean = layout.parameter(mean.to(wide, copy=learns)).squeeze(-1).unsqueeze(0)
         whitening = whitening.to(wide, copy=learns).unsqueeze(0)
         given = input, whitening, mean, weight, bias, layout, kernels
-        return FixedMap.apply(*given) if learns else fixed_map(*given)
+        return call(FixedMap, *given) if learns else fixed_map(*given)
 
 
 def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, masked: bool = False) -> Plan:

@@ -139,12 +139,12 @@ def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = 
 
 
 def _few_positions(x: Tensor, features: int) -> bool:
-    """Whether a sample has so few positions that a K×K matrix of its own is larger than what it is made from.
+    """Whether a sample has so few positions that a K×K matrix of its own is no smaller than what it is made from.
 
     Copied to one run a channel, all samples together need one matrix a group, and one large product instead of N small
     ones. While a compiler traces it is not asked: it would tie what is exported to the size of the image.
     """
-    return not is_transformed() and 2 * math.prod(x.shape[2:]) <= features
+    return not is_transformed() and math.prod(x.shape[2:]) <= features
 
 
 def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, as_it_lies: bool = False) -> Layout:

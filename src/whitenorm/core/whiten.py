@@ -17,7 +17,8 @@ from whitenorm.kernels.choice import TORCH, Kernels, under_transforms
 from whitenorm.kernels.running import update
 from whitenorm.kernels.torch.solve import pooled
 from whitenorm.kernels.types import Kept, Measured, Method, Mixing, Moments, Running
-from whitenorm.runtime.mode import is_tracing, is_transformed
+from whitenorm.runtime.function import call
+from whitenorm.runtime.mode import is_transformed
 from whitenorm.runtime.precision import compute_dtype, no_autocast
 from whitenorm.runtime.vjp import present_vjp
 
@@ -60,11 +61,10 @@ def whiten(
     """
     # Compilers and transforms do not follow a write within an autograd function: there it comes after.
     within = None if is_transformed() else running
-    run = _Whiten.forward if is_tracing() else _Whiten.apply
     logits, statistics = mixing or (None, None), population or (None, None)
     # By a plain constructor, which the compilers of older versions trace.
     given = _Given(x, weight, bias, logits[0], logits[1], statistics[0], statistics[1], mask)
-    y, *outputs = run(*given, plan, within)
+    y, *outputs = call(_Whiten, *given, plan, within)
     if running is not None and within is None:
         update(running, *_recorded(given, plan, outputs))
     return y

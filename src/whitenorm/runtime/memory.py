@@ -21,11 +21,12 @@ class Scratch:
 
     def __init__(self, padded: bool = False) -> None:
         self._padded = padded
+        self._helps = may_write_in_place()
         self._buffer: Tensor | None = None
 
     def __call__(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
         """A tensor of the shape of ``like``, and of its dtype unless another is given."""
-        if not may_write_in_place() or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
+        if not self._helps or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
             return None
         dtype = like.dtype if dtype is None else dtype
         if self._buffer is None or self._buffer.shape != like.shape or self._buffer.dtype != dtype:
@@ -37,14 +38,19 @@ class Ring:
     """Several pieces of scratch memory, given out in turn: the first is written over when all have been used."""
 
     def __init__(self, pieces: int) -> None:
-        self._pieces = [Scratch() for _ in range(pieces)]
+        self._helps = may_write_in_place()
+        self._pieces: list[Tensor | None] = [None] * pieces
         self._given = 0
 
     def __call__(self, like: Tensor) -> Tensor | None:
-        if not may_write_in_place():
+        """A tensor of the shape of ``like``, a contiguous one."""
+        if not self._helps or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
             return None
-        self._given += 1
-        return self._pieces[self._given % len(self._pieces)](like)
+        self._given = (self._given + 1) % len(self._pieces)
+        piece = self._pieces[self._given]
+        if piece is None or piece.shape != like.shape:
+            self._pieces[self._given] = piece = like.new_empty(like.shape)
+        return piece
 
 
 def nbytes(x: Tensor) -> int:

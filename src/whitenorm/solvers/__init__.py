@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from whitenorm.runtime.mode import is_tracing
+from whitenorm.runtime.function import call
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
@@ -82,8 +82,8 @@ def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
 
 
 def _inverse_sqrt(cov: Tensor, solver: Solver) -> Tensor:
-    run = InverseSqrt.forward if is_tracing() else InverseSqrt.apply
-    return run(cov, solver)[0]
+    whitening: Tensor = call(InverseSqrt, cov, solver)[0]
+    return whitening
 
 
 def _checked(cov: Tensor) -> Tensor:

@@ -42,12 +42,12 @@ def rounding(cov: Tensor) -> Tensor:
 
 
 def by_chunks(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """A function of batches ``(B, K, K)``, applied to ``(..., K, K)``.
+    """A function of batches ``(B, K, K)``, applied to ``(..., K, K)``; scalars come as ``(..., 1, 1)``.
 
     On a CPU, many matrices are taken in chunks that stay in the cache through all of the function's steps.
     """
     shape = matrices[0].shape
-    flat = [matrix.reshape(-1, *shape[-2:]) for matrix in matrices]
+    flat = [matrix.reshape(-1, *matrix.shape[-2:]) for matrix in matrices]
     if flat[0].device.type != "cpu" or not may_write_in_place() or flat[0].nbytes <= _CHUNK_BYTES:
         return function(*flat).reshape(shape)
     chunk = max(1, len(flat[0]) * _CHUNK_BYTES // flat[0].nbytes)

@@ -10,8 +10,8 @@ from torch import Tensor
 from whitenorm.runtime.memory import Ring
 from whitenorm.solvers.base import Solver, by_chunks, smallest, trace
 
-# Products that are still needed at any time.
-_IN_USE = 6
+# One more than the results of a step, each of which is last needed in the next one.
+_IN_USE, _PAIRS_IN_USE = 8, 2
 
 
 class Newton(Solver):
@@ -48,16 +48,19 @@ class Newton(Solver):
         self.steps = steps
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return by_chunks(partial(self._solve, Ring(_IN_USE)), cov), ()
+        trace = self._trace(cov)
+        return by_chunks(partial(self._solve, Ring(_IN_USE)), cov, trace), (trace,)
 
     def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return cov, whitening
+        return cov, whitening, *found
 
     def restore(self, *kept: Tensor) -> Tensor:
         return kept[1]
 
     def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
-        return by_chunks(partial(self._pull_back, Ring(_IN_USE), Ring(_IN_USE)), *kept, grad)
+        cov, whitening, *found = kept
+        trace = found[0] if found else self._trace(cov)
+        return by_chunks(partial(self._pull_back, Ring(_IN_USE), Ring(_PAIRS_IN_USE)), cov, whitening, trace, grad)
 
     def reduced(self, lost_trace: float) -> Solver | None:
         if type(self) is not Newton:
@@ -66,12 +69,13 @@ class Newton(Solver):
         solver._lost_trace = lost_trace
         return solver
 
-    def _solve(self, ring: Ring, cov: Tensor) -> Tensor:
-        trace, identity = self._trace(cov), _identity(cov)
+    def _solve(self, ring: Ring, cov: Tensor, trace: Tensor) -> Tensor:
+        identity = _identity(cov)
         if self.steps == 0:
             return identity * trace.rsqrt()
         y, z = _start(cov, trace, identity), None
-        t = torch.add(1.5 * identity, y, alpha=-0.5)
+        # 1.5·I - y/2
+        t = torch.lerp(y, identity, 1.5)
         for _ in range(1, self.steps):
             z = t if z is None else torch.bmm(t, z, out=ring(t))
             y = torch.bmm(y, t, out=ring(t))
@@ -79,16 +83,18 @@ class Newton(Solver):
         z = t if z is None else torch.bmm(t, z, out=ring(t))
         return z * trace.rsqrt()
 
-    def _pull_back(self, ring: Ring, pairs: Ring, cov: Tensor, whitening: Tensor, grad: Tensor) -> Tensor:
-        trace, identity = self._trace(cov), _identity(cov)
+    def _pull_back(
+        self, ring: Ring, pairs: Ring, cov: Tensor, whitening: Tensor, trace: Tensor, grad: Tensor
+    ) -> Tensor:
+        identity = _identity(cov)
         if self.steps == 0:
-            return identity * (-0.5 * _inner(grad, whitening) / trace)
+            return identity * (-0.5 * (grad * whitening).sum((-2, -1), keepdim=True) / trace)
         start = _start(cov, trace, identity)
         # In two steps: the trace to the power of 3/2 leaves float32's range.
-        along = (grad + grad.mT) * (0.25 * trace.rsqrt())
-        half = _derivative(start, along, self.steps, ring, pairs)
+        half = _derivative(start, (grad + grad.mT) * (-0.125 * trace.rsqrt()), identity, self.steps, ring, pairs)
         derivative = half + half.mT
-        through_trace = torch.add(_inner(derivative, start), _inner(grad, whitening), alpha=0.5)
+        products = torch.addcmul(derivative * start, grad, whitening, value=0.5)
+        through_trace = products.sum((-2, -1), keepdim=True)
         return torch.addcmul(derivative, through_trace, identity, value=-1) / trace
 
     def _trace(self, cov: Tensor) -> Tensor:
@@ -109,45 +115,41 @@ def _start(cov: Tensor, trace: Tensor, identity: Tensor) -> Tensor:
     return torch.addcmul(start, norm, identity, value=2 * torch.finfo(cov.dtype).eps)
 
 
-def _derivative(start: Tensor, along: Tensor, steps: int, ring: Ring, pairs: Ring) -> Tensor:
-    r"""The derivative of the last Z by the start, in the direction ``along``, both symmetric.
+def _derivative(start: Tensor, ds: Tensor, identity: Tensor, steps: int, ring: Ring, pairs: Ring) -> Tensor:
+    r"""The derivative of the last Z by the start, where the first S changes by ``ds``; both are symmetric.
 
     With :math:`U = Z^2 \Sigma_N`, which stays a function of itself, and :math:`S = \tfrac12 (3I - U)`, a step is
+    :math:`U' = U S^2, Z' = Z S`, and so :math:`S' = \tfrac32 (I - S^2) + S^3`. As all are symmetric and commute, the
+    derivative of S takes two products, of which one and its transpose are added up:
 
-    .. math:: U' = U S^2, \qquad Z' = Z S, \qquad M = dU\, S, \qquad
-              dU' = M S - \tfrac12 U (M + M^T), \qquad dZ' = dZ\, S - \tfrac12 Z\, dU
+    .. math:: R = S\, dS, \qquad T = S\,(R + \tfrac12 R^T) - \tfrac32 R, \qquad dS' = T + T^T, \qquad
+              dZ' = dZ\, S + Z\, dS
 
-    from Z = I and dZ = 0. U and dU are multiplied by S in one product, as two matrices one above the other, and so are
-    Z and dZ.
+    from Z = I and dZ = 0. Only the symmetric part of the last dZ means anything. Z and dZ, one above the other, are
+    multiplied by S in one product.
     """
+    if steps == 1:
+        return ds
     size = start.shape[-1]
-    u_du = torch.cat((start, along), -2)
-    above = 1.5 * torch.eye(2 * size, size, dtype=start.dtype, device=start.device)
-    # The first step, whose Z is I and dZ is 0: S above -dU/2.
-    z_dz = torch.add(above, u_du, alpha=-0.5)
-    s = z_dz[:, :size]
+    u, s = start, torch.lerp(start, identity, 1.5)
+    z_dz = torch.cat((s, ds), -2)
     for step in range(1, steps):
-        product = torch.bmm(u_du, s, out=pairs(u_du))
-        m = product[:, size:]
-        u, u_du = u_du[:, :size], torch.bmm(product, s, out=pairs(u_du))
-        du = _less_half(u_du[:, size:], u, torch.add(m, m.mT, out=ring(m)), ring)
-        s = torch.add(above[:size], u_du[:, :size], alpha=-0.5)
+        r = torch.bmm(s, ds, out=ring(s))
+        t = r.baddbmm_(s, torch.add(r, r.mT, alpha=0.5, out=ring(s)), beta=-1.5)
+        ds = torch.add(t, t.mT, out=ring(s))
+        u = torch.bmm(torch.bmm(u, s, out=ring(s)), s, out=ring(s))
+        s = torch.lerp(u, identity, 1.5, out=ring(s))
         z, dz = z_dz[:, :size], z_dz[:, size:]
-        if step == steps - 1:
-            return _less_half(torch.bmm(dz, s, out=ring(m)), z, du, ring)
-        z_dz = torch.bmm(z_dz, s, out=pairs(z_dz))
-        _less_half(z_dz[:, size:], z, du, ring)
-    return z_dz[:, size:]
+        if step < steps - 1:
+            z_dz = torch.bmm(z_dz, s, out=pairs(z_dz))
+            _add_product(z_dz[:, size:], z, ds, ring)
+    return torch.bmm(dz, s, out=ring(s)).baddbmm_(z, ds)
 
 
-def _less_half(matrix: Tensor, a: Tensor, b: Tensor, ring: Ring) -> Tensor:
-    """matrix ← matrix - a·b/2."""
+def _add_product(matrix: Tensor, a: Tensor, b: Tensor, ring: Ring) -> None:
+    """matrix ← matrix + a·b."""
     if matrix.device.type == "cpu":
         # Into a part of a tensor, a product would be added one matrix at a time.
-        return matrix.sub_(torch.bmm(a, b, out=ring(a)), alpha=0.5)
-    return matrix.baddbmm_(a, b, alpha=-0.5)
-
-
-def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """tr(aᵀb) of each pair, as ``(..., 1, 1)``."""
-    return (a * b).sum((-2, -1), keepdim=True)
+        matrix.add_(torch.bmm(a, b, out=ring(b)))
+    else:
+        matrix.baddbmm_(a, b)

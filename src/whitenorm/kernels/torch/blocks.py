@@ -14,8 +14,9 @@ from whitenorm.runtime.memory import Scratch
 from whitenorm.runtime.mode import may_write_in_place
 from whitenorm.runtime.precision import compute_dtype
 
-# A part of the second-level cache: large enough to hide the cost of calls, small enough to leave room for a copy.
-BLOCK_BYTES = 2**21
+# About the second-level caches of two cores: large enough to hide the cost of calls, and small enough to stay, with a
+# copy, in the cache behind them.
+BLOCK_BYTES = 2**22
 
 
 class Block(NamedTuple):

@@ -60,4 +60,6 @@ def of_map(grads: MapGradients, whitening: Tensor, weight: Tensor | None, bias: 
 
 def mean_gradient(whitening: Tensor, grad_offset: Tensor) -> Tensor:
     """-Wᵀ·grad, of the mean that W(x - μ) takes off."""
-    return -(grad_offset.unsqueeze(-2) @ whitening).squeeze(-2)
+    rows = grad_offset.reshape(-1, 1, grad_offset.shape[-1])
+    # What the product would be added to is left out.
+    return torch.baddbmm(rows, rows, whitening.flatten(0, 1), beta=0, alpha=-1).view_as(grad_offset)

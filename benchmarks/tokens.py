@@ -1,0 +1,83 @@
+"""Transformers with LayerWhitening in place of LayerNorm: a training step and inference, against LayerNorm's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import whitenorm
+from whitenorm.lab.machine import machine
+from whitenorm.lab.timing import interleaved, ratio, summarise
+
+# √C, nearest divisor, is the layer's own choice; the others cost less.
+GROUPS = (None, 8, 4)
+BATCH, LENGTH = 8, 32
+
+
+class Seq2Seq(nn.Module):
+    """PyTorch's encoder-decoder of the size that GW's appendix trains: 6 layers each, 512 features, 4 heads."""
+
+    def __init__(self, layers: int = 6, features: int = 512) -> None:
+        super().__init__()
+        self.net = nn.Transformer(features, 4, layers, layers, 2 * features, dropout=0.0, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.net(tokens, tokens)
+
+
+def families(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
+    """A net, and what it is fed, by name."""
+    if quick:
+        return {"translation, 1 layer": (lambda: Seq2Seq(1, 64), torch.randn(2, 8, 64))}
+    return {
+        "ViT-tiny": (lambda: timm.create_model("vit_tiny_patch16_224"), torch.randn(BATCH, 3, 224, 224)),
+        "translation, 6 layers": (Seq2Seq, torch.randn(BATCH, LENGTH, 512)),
+    }
+
+
+def measure(name: str, make: Callable[[], nn.Module], x: Tensor, rounds: int) -> dict[str, Any]:
+    """Both times with LayerNorm, and those with whitening of several numbers of groups as multiples of them."""
+    models = {"LayerNorm": make(), **{_label(groups): _whitened(make(), groups) for groups in GROUPS}}
+    steps = interleaved({key: _step(model, x) for key, model in models.items()}, rounds, budget=120)
+    inference = interleaved({key: _inference(model, x) for key, model in models.items()}, rounds, budget=60)
+    rows = {
+        key: {
+            "step": ratio(steps[key], steps["LayerNorm"]),
+            "inference": ratio(inference[key], inference["LayerNorm"]),
+            "step_ms": summarise(steps[key]).ms,
+            "inference_ms": summarise(inference[key]).ms,
+        }
+        for key in models
+    }
+    return {"machine": machine(), "name": name, "input": list(x.shape), "rows": rows}
+
+
+def _label(groups: int | None) -> str:
+    return "LayerWhitening" if groups is None else f"LayerWhitening, {groups} groups"
+
+
+def _whitened(model: nn.Module, groups: int | None) -> nn.Module:
+    options = {} if groups is None else {"num_groups": groups}
+    return whitenorm.convert_(model, "gw", **options)
+
+
+def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        model.train()
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    return run
+
+
+def _inference(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        model.eval()
+        with torch.no_grad():
+            model(x)
+
+    return run
