@@ -19,10 +19,10 @@ START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchma
 
 # Of the rivals that are ahead: what the profiles show.
 REASON = (
-    "They are small, and few samples or small matrices: a layer's own backward is some hundred calls from Python, about "
-    "a millisecond, where autograd walks the graph that a rival has kept, at two to ten times the memory; and of "
-    "many matrices of 16 features a product runs at a fifth of the best rate, so that 39 of them, the iterates computed "
-    "again among them, are nearly all of the time."
+    "They are small, of few samples or small matrices: a layer's own backward is some hundred calls from Python, about a "
+    "millisecond, where autograd walks the graph that a rival has kept, at two to ten times the memory; and of many "
+    "matrices of 16 features a product runs at a fifth of the best rate, so that 39 of them, the iterates computed again "
+    "among them, are nearly all of the time."
 )
 
 
@@ -209,11 +209,12 @@ def behind(results: dict[str, Any]) -> list[str]:
     ]
     between, slower = results["sweep"], sweep.behind(results["sweep"])
     mean = geometric_mean([row["fastest_to_own"] for row in between])
+    percent = f"{100 * (1 - sweep.MARGIN):.0f} %"
     return [
-        f"Behind on the suite's shapes: {', '.join(suite) or 'none'}. Of {len(between)} shapes between them the fastest "
-        "of the papers' formulation, native operations and this package's other layout takes "
-        f"{mean:.2f}× the layers' time in the geometric mean, and is more than {100 * (1 - sweep.MARGIN):.0f} % ahead in "
-        f"{len(slower)}, which `benchmarks/results/full.md` names. {REASON}",
+        f"Behind on the suite's shapes: {', '.join(suite) or 'none'}. Of {len(between)} shapes between them, the "
+        "fastest of the papers' formulation, native operations and this package's other layout takes "
+        f"{mean:.2f}× the layers' time in the geometric mean, and is more than {percent} ahead in {len(slower)}, which "
+        f"`benchmarks/results/full.md` names. {REASON}",
     ]
 
 
