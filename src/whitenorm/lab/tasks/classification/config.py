@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from whitenorm.lab.training.config import NormOptions, Run
 
@@ -74,6 +74,13 @@ class Train(Run, NormOptions):
             raise ValueError(f"expected label_smoothing from 0 to below 1 (got {self.label_smoothing})")
         if self.mixup < 0:
             raise ValueError(f"expected mixup to be 0 or more (got {self.mixup})")
+
+    def norm_options(self) -> dict[str, Any]:
+        """The norm's options that are given; with weights, BW_Σ by ZCA, by which a trained BatchNorm's output stays."""
+        options = super().norm_options()
+        if self.weights is not None and self.norm == "bw-sigma" and self.solver is None:
+            del options["solver"]
+        return options
 
     def elsewhere(self, dataset: str) -> Train:
         """The same for another set; both, or neither, are image folders."""
