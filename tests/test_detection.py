@@ -287,6 +287,22 @@ def test_learns(folder):
     assert outcome.train_loss < 0.7 * outcome.epochs[0].train_loss
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64"])
+def test_precision(folder, precision):
+    outcome = fit(config(folder, steps=1, test_images=1, precision=precision, norm="gw"))
+    assert math.isfinite(outcome.train_loss)
+    assert outcome.number("test_ap") is not None
+
+
+def test_nothing_is_found():
+    """A mask head of no boxes, as in an image where nothing is found."""
+    options = SMALL | {"masks": True, "box_head": "4conv1fc", "norm": "gw", "head_norm": "gw", "mask_norm": "gw"}
+    model = build(Detection(**options), 3).eval()
+    model.roi_heads.score_thresh = 1.1
+    found = model([torch.rand(3, SIDE, SIDE)])[0]
+    assert found["masks"].shape == (0, 1, SIDE, SIDE)
+
+
 def test_groups(folder):
     task = tasks.made(config(folder, bias_factor=2.0, freeze_at=1))
     model = build(task.config, 3)

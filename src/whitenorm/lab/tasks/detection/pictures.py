@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
 from whitenorm.lab.tasks.detection.annotations import Coco, Picture, read
 from whitenorm.lab.tasks.detection.config import FOLDER, Detection
+from whitenorm.lab.training.batches import generator
 
 _WANTED = (
     "annotations/instances_train2017.json, annotations/instances_val2017.json, train2017/ and val2017/ (or without a "
@@ -133,12 +134,13 @@ def _there(folder: Path) -> str:
     return ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "an empty folder"
 
 
-def trained(coco: Coco, config: Detection, rows: Any) -> list[Picture]:
-    """The images with something to learn from; of them those that are drawn, if not all are asked for."""
+def trained(coco: Coco, config: Detection) -> list[Picture]:
+    """The images with something to learn from; of them those that the seed draws, if not all are asked for."""
     found = [picture for picture in coco.pictures if picture.learnable()]
     number = config.train_images or len(found)
     if not 0 < number <= len(found):
         raise ValueError(
             f"expected train_images up to the {len(found)} of {coco.file} that have objects (got {config.train_images})"
         )
-    return [found[i] for i in sorted(rows(len(found))[:number].tolist())]
+    drawn = torch.randperm(len(found), generator=generator(config.seed))[:number]
+    return [found[i] for i in drawn.sort().values.tolist()]

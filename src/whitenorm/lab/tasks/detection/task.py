@@ -16,7 +16,7 @@ from whitenorm.lab.tasks.detection.model import build
 from whitenorm.lab.tasks.detection.pictures import Batch, Pictures, collate, sets, trained
 from whitenorm.lab.tasks.detection.sheet import sheet
 from whitenorm.lab.tasks.detection.weights import state_of
-from whitenorm.lab.training.batches import check_batch_size, generator
+from whitenorm.lab.training.batches import check_batch_size
 from whitenorm.lab.training.checkpoints import write
 from whitenorm.lab.training.reading import Loader, TrainOrder, test_order
 from whitenorm.lab.training.scores import Means
@@ -43,12 +43,18 @@ class DetectionTask(Task[Detection]):
     best = "ap"
     # Whether a run begins, for which trained weights are read; a model that is loaded has its own.
     begins = False
+    white: Tensor
+
+    def __init__(self, config: Detection) -> None:
+        super().__init__(config)
+        # A buffer, which has the type of the run's arithmetic.
+        self.register_buffer("white", torch.tensor(255.0), persistent=False)
 
     def source(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> Source:
         """Batches of COCO's files; in their place, ``dataset`` is two :class:`Coco`, to train and to test on."""
         config, self.begins = self.config, True
         train, test = sets(config) if dataset is None else dataset
-        pictures = trained(train, config, lambda number: torch.randperm(number, generator=generator(config.seed)))
+        pictures = trained(train, config)
         # A set of one file is tested on what is trained on, which shows no more than that it learns.
         tested = (pictures if test is train else test.pictures)[: config.test_images]
         numbers = torch.arange(len(pictures))
@@ -102,7 +108,7 @@ class DetectionTask(Task[Detection]):
 
     def on_device(self, batch: Any) -> Batch:
         images, targets = batch
-        return Batch([image if image.is_floating_point() else image.float() / 255 for image in images], targets)
+        return Batch([image.to(self.white.dtype) / self.white for image in images], targets)
 
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
         losses = model(batch.images, batch.targets)
