@@ -34,14 +34,15 @@ _CAMVID = Segment(
     net="timm:resnet50",
     width=16,
     head="fcn",
-    crop=128,
-    scales=(0.75, 1.5),
+    balance=0.5,
+    crop=96,
+    scales=(0.5, 1.25),
     batch_size=8,
     lr=0.1,
     warmup_steps=45,
-    epochs=12,
+    epochs=16,
     test_batch=8,
-    test_every=3,
+    test_every=4,
     workers=0,
 )
 _CASES: dict[str, Segment] = {
@@ -94,7 +95,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     from whitenorm.lab.training.run import fit
 
     config = Segment.from_dict({name: value for name, value in settings.items() if name not in ("case", "variant")})
-    own = {"seed": context.seed, "data": context.data_root, "folder": context.folder, "quiet": True}
+    own: dict[str, Any] = {"seed": context.seed, "data": context.data_root, "folder": context.folder, "quiet": True}
     # With running statistics, as the paper tests.
     config = dataclasses.replace(config, **own, recalibrate=0, weights=_weights(config, context))
     watch = LambdaCallback(

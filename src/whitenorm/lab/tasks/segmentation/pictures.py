@@ -48,4 +48,5 @@ def sheet(
 
 
 def _patch(name: str, colour: tuple[int, int, int]) -> Patch:
-    return Patch(facecolor=[part / 255 for part in colour], label=name)
+    red, green, blue = (part / 255 for part in colour)
+    return Patch(facecolor=(red, green, blue), label=name)
