@@ -4,8 +4,9 @@ Paper: IWSLT14 with the transformer and the hyper-parameters that fairseq recomm
 35.02 ± 0.09 with LN, 35.27 ± 0.06 with GW. Not stated: the number of groups; here the library's own, the divisor of the
 width nearest to its root (16 of 512, 8 of 128). Its BLEU is of tokenized text in lower case; here sacrebleu's, of the
 text as it is. The last weights are tested; a run that diverges has a BLEU of 0. The default scale is Multi30k, 29,000
-captions of pictures, and a transformer of 3 + 3 layers of width 128 with norms before the blocks, HERE. Command:
-``whitenorm reproduce gw-nmt --data ROOT``, with ROOT/multi30k/train.de and the like, or ROOT/iwslt14 at paper scale.
+captions of pictures, and a transformer of 2 + 2 layers of width 128 with norms before the blocks, for 3 epochs. Its
+learning rate was not tuned; a pilot of seed 7 gave 32.1 with LN and HERE with GW. Command: ``whitenorm reproduce gw-nmt
+--data ROOT``, with ROOT/multi30k/train.de and the like, or those of ROOT/iwslt14 at paper scale.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ EXPERIMENT = Experiment(
     cost="HERE",
     claims=(
         Claim("GW has a higher BLEU than LN, base transformer on IWSLT14", _PRINTED, _higher("iwslt14")),
-        Claim("GW has a higher BLEU than LN, small transformer on Multi30k", _PRINTED, _higher("multi30k")),
+        Claim("GW has a higher BLEU than LN, transformer of 2 + 2 layers on Multi30k", _PRINTED, _higher("multi30k")),
     ),
     scales={
         "smoke": {
@@ -127,7 +128,7 @@ EXPERIMENT = Experiment(
             "test_pairs": 5,
             "beams": 2,
         },
-        "default": {"dataset": "multi30k"},
+        "default": {"dataset": "multi30k", "encoder_layers": 2, "decoder_layers": 2, "epochs": 3},
         "paper": {"dataset": "iwslt14"},
     },
     seeds={"smoke": 1, "default": 3, "paper": 5},
@@ -135,4 +136,5 @@ EXPERIMENT = Experiment(
     run=run,
     draw=draw,
     data=("multi30k",),
+    reduction="Trained here on another set, on 1 % of the pairs that the paper's net sees, with 1/40 of its weights.",
 )

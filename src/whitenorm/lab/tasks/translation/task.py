@@ -133,8 +133,8 @@ class Translation(Task[Translate]):
         return model.translate(batch.source, self.config.beams, self.config.length_penalty)
 
     def words(self, numbers: dict[str, float]) -> str:
-        rest = [f"{name} {value:.2f}" for name, value in numbers.items() if name in ("perplexity", "bleu")]
-        return ", ".join([f"loss {numbers['loss']:.4f}", *rest]).replace("bleu", "BLEU")
+        shown = {"loss": "loss {:.4f}", "perplexity": "perplexity {:.2f}", "bleu": "BLEU {:.2f}"}
+        return ", ".join(shown[name].format(value) for name, value in numbers.items())
 
     def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
         assert isinstance(model, Translator)
