@@ -127,8 +127,9 @@ def _contents(config: Style, settings: Settings) -> list[Tensor]:
     from whitenorm.lab.tasks.style.pictures import Squares, files
 
     assert config.test is not None
-    # Every second, as neighbours by name may be of one kind.
-    paths = files(config.test, None)[::2][: settings["shown"]]
+    paths = files(config.test, None)
+    # Spread over all there are.
+    paths = paths[:: max(1, len(paths) // settings["shown"])][: settings["shown"]]
     squares = Squares(paths, config.image_size, config.image_size, draw=False)
     return [squares[i] for i in range(len(squares))]
 

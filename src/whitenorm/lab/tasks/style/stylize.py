@@ -84,7 +84,8 @@ def _device(name: str | None) -> torch.device:
     import torch
 
     if name is None:
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found or torch.device("cpu")
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
