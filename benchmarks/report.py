@@ -19,10 +19,10 @@ START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchma
 
 # Of the rivals that are ahead: what the profiles show.
 REASON = (
-    "They are small, of few samples or small matrices: a layer's own backward is some hundred calls from Python, about a "
-    "millisecond, where autograd walks the graph that a rival has kept, at two to ten times the memory; and of many "
-    "matrices of 16 features a product runs at a fifth of the best rate, so that 39 of them, the iterates computed again "
-    "among them, are nearly all of the time."
+    "They are small, of few samples or small matrices: a layer's own backward is some hundred calls from Python, about "
+    "a millisecond, where autograd walks the graph that a rival has kept, at two to ten times the memory; and of many "
+    "matrices of 16 features a product runs at a fifth of the best rate, so that 39 of them, the iterates computed "
+    "again among them, are nearly all of the time."
 )
 
 
