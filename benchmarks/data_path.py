@@ -21,10 +21,10 @@ import torch.nn.functional as F  # noqa: N812
 from whitenorm.lab import nets
 from whitenorm.lab.data import Dataset, Split
 from whitenorm.lab.machine import machine
+from whitenorm.lab.tasks.classification.images import TrainBatches
+from whitenorm.lab.tasks.classification.task import Classification
 from whitenorm.lab.timing import interleaved, ratio, summarise
 from whitenorm.lab.training import Train, fit
-from whitenorm.lab.training.batches import Batch, TrainBatches, normalisation
-from whitenorm.lab.training.module import Classifier
 
 BATCH = 128
 IMAGES = 50_000
@@ -39,11 +39,12 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
     split = Split(images, torch.randint(10, (IMAGES,)))
     config = Train(net="resnet20", augment=True, epochs=1, steps=_LOOP_STEPS, batch_size=BATCH, quiet=True)
     model = nets.build("resnet20", 10)
-    module = Classifier(model, config, 10, normalisation(images, "channel"))
+    task = Classification(config)
+    task.normalise_by(images)
     batches = cycle(TrainBatches(split, BATCH, 0, True, lambda: 0))
     dataset = Dataset("random", split, Split(images[:0], split.labels[:0]), 10)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    fixed = batch(module, batches)
+    fixed = task.on_device(next(batches))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -52,7 +53,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
 
     seconds: list[float] = []
     runs: dict[str, Callable[[], object]] = {
-        "batch": lambda: batch(module, batches),
+        "batch": lambda: task.on_device(next(batches)),
         "step": step,
         "loop": lambda: seconds.append(fit(config, dataset=dataset).seconds / _LOOP_STEPS),
     }
@@ -64,11 +65,6 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
     report["batch_to_step"] = ratio(times["batch"], times["step"])
     report["loop_to_step"] = ratio(times["loop"], times["step"])
     return report
-
-
-def batch(module: Classifier, batches: Any) -> Batch:
-    """The next batch as a net sees it."""
-    return module.on_after_batch_transfer(next(batches), 0)
 
 
 def main() -> None:

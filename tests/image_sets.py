@@ -3,9 +3,11 @@
 import pickle
 import struct
 
+import coco_files
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
+from text_sets import write_multi30k
 
 SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (136, 0)}
 
@@ -32,8 +34,31 @@ def write_mnist(folder, train, test):
         (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(labels.astype(np.uint8)))
 
 
+def scene(classes, size, seed, void=255):
+    """An image (H, W, 3) of random fields whose colour tells their class, and its label map with a void border."""
+    generator = np.random.default_rng(seed)
+    height, width = size
+    fields = generator.integers(0, classes, (-(-height // 12), -(-width // 12)), dtype=np.uint8)
+    labels = fields.repeat(12, 0).repeat(12, 1)[:height, :width]
+    colours = np.stack([labels.astype(int) * step % 256 for step in (23, 57, 101)], 2)
+    image = np.clip(colours + generator.integers(-8, 9, colours.shape), 0, 255).astype(np.uint8)
+    return image, np.pad(labels[1:-1, 1:-1], 1, constant_values=void)
+
+
+def write_scenes(folder, splits, classes, size=(36, 48), void=255):
+    """Images in folders by split, such as ``{"train": 6}``, and their label maps in others beside them."""
+    for split, count in splits.items():
+        for name in (split, f"{split}_labels"):
+            (folder / name).mkdir(parents=True)
+        for i in range(count):
+            image, labels = scene(classes, size, [len(split), i], void)
+            Image.fromarray(image).save(folder / split / f"{i:03}.png")
+            Image.fromarray(labels).save(folder / f"{split}_labels" / f"{i:03}.png")
+
+
 def write_root(root):
     """All sets that the experiments need."""
+    write_scenes(root / "camvid", {"train": 8, "val": 2, "test": 4}, 11, void=11)
     write_mnist(root / "MNIST" / "raw", *SIZES["mnist"])
     cifar = root / "cifar-10-batches-py"
     cifar.mkdir()
@@ -54,4 +79,16 @@ def write_root(root):
             pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
+    write_multi30k(root)
+    coco_files.written(root / "coco128")
+    write_style(root / "style")
     return root
+
+
+def write_style(folder):
+    """Content images and one of a style."""
+    for kind, names in (("content", "abcd"), ("style", ["candy"])):
+        (folder / kind).mkdir(parents=True)
+        pixels, _ = images(len(names), 2, (40, 44, 3), seed=len(names))
+        for name, image in zip(names, pixels, strict=True):
+            Image.fromarray(image).save(folder / kind / f"{name}.jpg")

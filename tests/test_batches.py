@@ -7,9 +7,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from whitenorm.lab import data, nets
+from whitenorm.lab.tasks.classification.images import (
+    PADDING,
+    ImageBatches,
+    TrainBatches,
+    crop_and_flip,
+    normalisation,
+)
+from whitenorm.lab.tasks.classification.task import Classification
 from whitenorm.lab.training import Train
-from whitenorm.lab.training.batches import PADDING, TestBatches, TrainBatches, crop_and_flip, normalisation
-from whitenorm.lab.training.module import Classifier
 
 
 def test_batches_of_processes_join_to_those_of_one():
@@ -31,7 +37,7 @@ def test_batches_of_processes_join_to_those_of_one():
 @pytest.mark.parametrize("number", [1, 7, 61, 64])
 def test_every_test_image_counts_once(number):
     split = data.Split(torch.zeros(number, 1, 1, 1, dtype=torch.uint8), torch.arange(number))
-    shares = [list(TestBatches(split, 8, rank, 3)) for rank in range(3)]
+    shares = [list(ImageBatches(split, 8, rank, 3)) for rank in range(3)]
     assert len({len(share) for share in shares}) == 1
     seen = [int(label) for share in shares for batch in share for label in batch.labels]
     assert sorted(seen) == list(range(number))
@@ -63,12 +69,13 @@ def test_data_path_does_not_limit():
     images = torch.randint(256, (1000, 3, 32, 32), dtype=torch.uint8)
     split = data.Split(images, torch.randint(10, (1000,)))
     model = nets.build("resnet20", 10)
-    module = Classifier(model, Train(augment=True), 10, normalisation(images, "channel"))
+    task = Classification(Train(augment=True))
+    task.normalise_by(images)
     batches = iter(TrainBatches(split, 64, 0, True, lambda: 0))
     making, stepping = [], []
     for _ in range(4):
         start = time.perf_counter()
-        batch = module.on_after_batch_transfer(next(batches), 0)
+        batch = task.on_device(next(batches))
         middle = time.perf_counter()
         F.cross_entropy(model(batch.images), batch.labels).backward()
         making.append(middle - start)

@@ -17,7 +17,16 @@ from whitenorm.lab.reproduce.experiment import Claim, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Results, Run, Store
 from whitenorm.lab.reproduce.runner import judge_again, reproduce
-from whitenorm.lab.reproduce.verdicts import alike, at_most, every, exactly, lower, not_run
+from whitenorm.lab.reproduce.verdicts import (
+    alike,
+    alike_paired,
+    at_most,
+    every,
+    exactly,
+    lower,
+    lower_paired,
+    not_run,
+)
 
 NAMES = ("one", "other")
 
@@ -67,10 +76,51 @@ def test_alike():
     assert alike([1.0, 1.9, 0.1], [1.0, 2.0, 0.5], NAMES, margin=0.5).verdict == "not decided"
 
 
-def test_level_of_the_test():
+def test_pairs_differ_by_less_than_seeds_do():
+    one, other = [1.0, 3.0, 5.0], [1.2, 3.3, 5.1]
+    assert lower(one, other, NAMES).verdict == "not decided"
+    assert lower_paired(one, other, NAMES).verdict == "held"
+    assert lower_paired(other, one, NAMES).verdict == "not held"
+    assert lower_paired(one, [1.2, 2.7, 5.1], NAMES).verdict == "not decided"
+    assert lower_paired(one[:2], other[:2], NAMES).verdict == "not decided"
+    assert lower_paired(one, other, NAMES, margin=0.01).verdict == "held"
+    assert lower_paired(one, other, NAMES, margin=1.0).verdict == "not held"
+    assert lower_paired(one, other, NAMES).ours.endswith("difference -0.2 ± 0.1")
+
+
+def test_the_paired_test_is_students():
+    one, other = [1.0, 1.1, 0.9, 1.3], [1.5, 1.2, 1.9, 1.2]
+    expected = stats.ttest_rel(one, other, alternative="less").pvalue
+    assert lower_paired(one, other, NAMES).why == f"paired: p = {expected:.2g}"
+    shifted = stats.ttest_rel(other, np.add(one, 0.5), alternative="less").pvalue
+    assert f"p = {shifted:.2g}" in alike_paired(one, other, NAMES, margin=0.5).why
+
+
+def test_pairs_without_spread_or_without_end():
+    assert lower_paired([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], NAMES).verdict == "held"
+    assert lower_paired([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], NAMES).verdict == "not decided"
+    # Differences that are the same but for rounding.
+    assert lower_paired([0.1, 0.2, 0.3], [1.1, 1.2, 1.3], NAMES).verdict == "held"
+    assert lower_paired([1.0, 1.1, 0.9], [math.inf] * 3, NAMES).verdict == "held"
+    assert lower_paired([1.0, 1.1, math.inf], [2.0, 2.1, 1.9], NAMES).verdict == "not decided"
+    assert lower_paired([math.nan] * 3, [math.inf] * 3, NAMES).verdict == "not decided"
+    with pytest.raises(ValueError, match="expected numbers of the same seeds"):
+        lower_paired([1.0, 1.1, 0.9], [2.0, 2.1, 1.9, 2.0], NAMES)
+
+
+def test_alike_pairs():
+    one = [1.0, 3.0, 5.0]
+    assert alike_paired(one, [1.1, 2.9, 5.0], NAMES, margin=0.5).verdict == "held"
+    assert alike_paired(one, [2.0, 4.1, 5.9], NAMES, margin=0.5).verdict == "not held"
+    assert alike_paired(one, [1.0, 3.9, 4.2], NAMES, margin=0.5).verdict == "not decided"
+    assert alike(one, [1.1, 2.9, 5.0], NAMES, margin=0.5).verdict == "not decided"
+
+
+@pytest.mark.parametrize("judge", [lower, lower_paired])
+def test_level_of_the_test(judge):
     # Two methods that are the same are called different by chance in about one comparison of twenty, each way.
     draws = np.random.default_rng(0).normal(size=(2000, 2, 5))
-    verdicts = [lower(one, other, NAMES).verdict for one, other in draws.tolist()]
+    verdicts = [judge(one, other, NAMES).verdict for one, other in draws.tolist()]
     assert 0.03 < verdicts.count("held") / 2000 < 0.07
     assert 0.03 < verdicts.count("not held") / 2000 < 0.07
 

@@ -11,13 +11,13 @@ from torch import nn
 
 import whitenorm
 from whitenorm.cli import main
-from whitenorm.lab import data
+from whitenorm.lab import data, tasks
 from whitenorm.lab.sealed import packed
-from whitenorm.lab.training import Train, fit, load, recalibration, sources
-from whitenorm.lab.training.batches import normalisation
+from whitenorm.lab.tasks.classification.images import normalisation
+from whitenorm.lab.tasks.classification.presets import PRESETS
+from whitenorm.lab.training import Train, fit, load, recalibration
 from whitenorm.lab.training.evaluation import Evaluate, evaluate
 from whitenorm.lab.training.naming import run_name
-from whitenorm.lab.training.presets import PRESETS
 
 OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
 OPTIONS |= {"epochs": 2, "batch_size": 50, "quiet": True}
@@ -103,15 +103,20 @@ def test_final_weights_have_the_population_of_the_last_test(run):
 
 def source_images():
     """The training images of the run."""
-    return sources.source(Train(**OPTIONS), None, lambda: 0, 0, 1).train.split.images
+    return source(Train(**OPTIONS)).train.split.images
+
+
+def source(config):
+    """The batches of a run."""
+    return tasks.made(config).source(None, lambda: 0, 0, 1)
 
 
 def test_what_is_recalibrated():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(ValueError, match="leave --recalibrate out"):
         fit(Train(**{**OPTIONS, "norm": "gn", "recalibrate": 100}))
-    assert recalibration.images(Train(recalibrate=0), nn.Sequential(whitenorm.IterNorm(4))) == 0
-    assert recalibration.images(Train(), model) == 0
+    assert recalibration.examples(Train(recalibrate=0), nn.Sequential(whitenorm.IterNorm(4)), 5000) == 0
+    assert recalibration.examples(Train(), model, 5000) == 0
     outcome = fit(Train(**{**OPTIONS, "norm": "bn", "recalibrate": 100}))
     assert outcome.epochs[-1].recalibrate_seconds > 0, "BatchNorm only when asked for"
     assert fit(Train(**{**OPTIONS, "norm": "bn"})).epochs[-1].recalibrate_seconds == 0
@@ -124,13 +129,13 @@ def test_validation_images():
     assert [epoch.step for epoch in outcome.epochs] == [19, 38]
     assert 0 < outcome.validation_accuracy < 1
     assert outcome.epochs[0].validation_loss > outcome.epochs[1].validation_loss
-    made = sources.source(Train(**options), None, lambda: 0, 0, 1)
+    made = source(Train(**options))
     trained, held = made.train.split.images, made.tests["validation"].split.images
     assert (len(trained), len(held)) == (997, 300)
     everything = torch.cat([trained, held]).flatten(1)
     images = data.load("digits").train.images.flatten(1)
     assert torch.equal(everything.unique(dim=0), images.unique(dim=0))
-    other = sources.source(Train(**options, seed=1), None, lambda: 0, 0, 1).tests["validation"].split.images
+    other = source(Train(**options, seed=1)).tests["validation"].split.images
     assert not torch.equal(held, other)
     with pytest.raises(ValueError, match="validation_images=300"):
         fit(Train(**{**options, "train_images": 1000}))

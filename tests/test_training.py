@@ -18,10 +18,11 @@ from torchvision.io import write_png
 import whitenorm
 from whitenorm.cli import main
 from whitenorm.lab import data, nets
+from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.checkpoints import saved
 from whitenorm.lab.training.folder import RunFolder
-from whitenorm.lab.training.presets import PRESETS
+from whitenorm.lab.training.optimizers import optimizer
 from whitenorm.lab.training.schedules import factor
 from whitenorm.lab.training.sync import synchronise_
 
@@ -79,7 +80,7 @@ def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
     outcome = fit(Train(net="mlp-64-64", norm="iternorm", dataset="digits", epochs=3, batch_size=64, quiet=True))
     assert outcome.test_accuracy > 0.8
     assert [epoch.step for epoch in outcome.epochs] == [20, 40, 60]
-    assert outcome.epochs[0].images_per_second > 0
+    assert outcome.epochs[0].examples_per_second > 0
     assert list(tmp_path.iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
@@ -260,6 +261,30 @@ def test_schedules():
     assert rates(schedule="every", every=10, factor=0.5) == [1, 1, 0.5, 0.5**5, 0.5**9]
     assert rates(schedule="step", milestones=(1, 5), factor=0.2) == pytest.approx([1, 1, 0.2, 0.04, 0.04])
     assert rates(schedule="cosine", warmup=1) == pytest.approx([0.1, 1, 1, 0.5, 0.0003], abs=1e-4)
+    assert rates(schedule="poly") == pytest.approx([(1 - step / 100) ** 0.9 for step in (0, 9, 10, 55, 99)])
+    assert rates(schedule="poly", power=1, warmup_steps=10) == pytest.approx([0.1, 1, 1, 0.5, 1 / 90])
+    # Up in 10 steps, then with the inverse square root of the steps that are done.
+    inverse = [0.1, 1, (10 / 11) ** 0.5, (10 / 56) ** 0.5, 0.1**0.5]
+    assert rates(schedule="inverse-sqrt", warmup_steps=10) == pytest.approx(inverse)
+
+
+def test_optimizers():
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups = [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.5, "weight_decay": 0.0}]
+    for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+        made = optimizer(Train(optimizer=name, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9)), groups)
+        assert type(made) is kind
+        assert [(group["lr"], group["weight_decay"]) for group in made.param_groups] == [(0.1, 0.2), (0.5, 0.0)]
+        assert made.param_groups[0].get("betas", (0.8, 0.9)) == (0.8, 0.9)
+
+
+def test_clipped_gradients():
+    """A step of plain SGD is no longer than lr times the limit."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = [value.detach().clone() for value in model.parameters()]
+    fit(Train(dataset="digits", steps=1, lr=1.0, clip=1e-3, momentum=0.0, quiet=True), model=model)
+    moved = sum(float((a.detach() - b).square().sum()) for a, b in zip(model.parameters(), before, strict=True)) ** 0.5
+    assert moved == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.fixture
@@ -278,7 +303,7 @@ def folders(tmp_path):
 def test_image_folder(folders, tmp_path_factory):
     _, options = folders
     outcome = fit(Train(**options))
-    assert outcome.classes == 3
+    assert outcome.described["classes"] == 3
     assert [epoch.step for epoch in outcome.epochs] == [3, 6]
     assert numbers(fit(Train(**{**options, "workers": 1}))) == numbers(outcome), "in other processes the same"
     run = tmp_path_factory.mktemp("run")

@@ -44,7 +44,7 @@ CASES = {
 }
 _CONTEXT = multiprocessing.get_context("forkserver")
 # What takes seconds to import, once for all processes.
-_CONTEXT.set_forkserver_preload(["whitenorm.lab.training.run", "whitenorm.lab.training.imagefolder"])
+_CONTEXT.set_forkserver_preload(["whitenorm.lab.training.run", "whitenorm.lab.tasks.classification.imagefolder"])
 
 
 class Kill(Callback):

@@ -40,31 +40,39 @@ def is_run(name: str) -> bool:
     return (Path(name) / "config.json").is_file()
 
 
-def batch_of_run(name: str) -> tuple[Tensor, str | None]:
-    """A batch for a run's model, and why it is random numbers, if it is.
+def batch_of_run(name: str) -> tuple[Any, str]:
+    """A batch for a run's model, and what it is; where the run's data cannot be had, it is random numbers.
 
-    Training images of the run's own set, as many as it trained on at once, normalised and not augmented.
+    Training examples of the run's own set, as many as it trained on at once, not augmented.
     """
+    from whitenorm.lab import tasks
     from whitenorm.lab.training.folder import RunFolder
-    from whitenorm.lab.training.module import Classifier
-    from whitenorm.lab.training.sources import source
+    from whitenorm.lab.training.task import placed
 
     folder = RunFolder(Path(name))
-    config, description = folder.config(), folder.description()
-    dtype = torch.float64 if config.precision == "64" else torch.float32
+    config = folder.config()
+    task = tasks.made(replace(config, folder=None, sync=False, workers=0))
+    like = torch.empty(0, dtype=torch.float64 if config.precision == "64" else torch.float32)
     try:
-        if "dataset" in description.given:
+        if "dataset" in folder.given():
             raise ValueError("it was handed to fit, not named")
-        batches = source(replace(config, folder=None, sync=False, workers=0), None, lambda: 0, 0, 1)
+        batches = task.source(None, lambda: 0, 0, 1)
     except (OSError, ValueError) as error:
-        size = config.batch_size or 64
-        return torch.randn(size, *description.shape, dtype=dtype), f"the run's data cannot be loaded: {error}"
+        example = placed(task.example(folder.description(), config.batch_size or 64), like)
+        return example, f"Measured on noise, {_shape(example)}: the run's data cannot be loaded: {error}"
     try:
-        images = next(iter(batches.calibration(batches.batch_size)))
-        prepared = Classifier(nn.Identity(), config, batches.classes, batches.normalisation)
-        return prepared.on_after_batch_transfer(images, 0).images.to(dtype), None
+        batch = next(iter(batches.calibration(max(1, round(batches.per_step)))))
+        inputs = placed(task.inputs(task.on_device(batch)), like)
+        return inputs, f"Measured on training {task.unit}, {_shape(inputs)}."
     finally:
         batches.close()
+
+
+def _shape(inputs: Any) -> str:
+    """Of a tensor, or of the tensors that a dict or list has."""
+    if isinstance(inputs, Tensor):
+        return " × ".join(map(str, inputs.shape))
+    return " and ".join(_shape(value) for value in (inputs.values() if isinstance(inputs, dict) else inputs))
 
 
 def from_file(path: str, name: str) -> Any:

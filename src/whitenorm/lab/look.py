@@ -117,9 +117,8 @@ def _batch(options: Inspect) -> tuple[Any, list[str]]:
         return _read(options.data), []
     if options.shape or not is_run(options.model):
         return torch.randn(options.shape or _SHAPE), []
-    batch, why = batch_of_run(options.model)
-    shape = " × ".join(map(str, batch.shape))
-    return batch, [f"Measured on training images, {shape}." if why is None else f"Measured on noise, {shape}: {why}"]
+    batch, said = batch_of_run(options.model)
+    return batch, [said]
 
 
 def _read(path: Path) -> Any:

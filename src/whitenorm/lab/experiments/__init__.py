@@ -16,11 +16,3 @@ EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.id: module.EXPERIMENT fo
 
 SETUPS: dict[str, str] = {module.EXPERIMENT.id: module.__doc__ or "" for module in _MODULES}
 """What each one does, in the words of its file."""
-
-MISSING: dict[str, tuple[str, str, str]] = {
-    "gw-coco": ("GW", "tables 4 and 5", "Detection and segmentation on COCO"),
-    "gw-nmt": ("GW", "app. G", "Translation with GW for LN in a transformer"),
-    "sw-segmentation": ("SW", "app. C", "Segmentation with 7 and 14 layers"),
-    "sw-style": ("SW", "fig. 1", "Image style transfer"),
-}
-"""Experiments of the papers that have no entry yet: paper, place, what."""

@@ -90,17 +90,21 @@ def entry(
     reduced: Settings,
     smoke: Settings,
     seeds: int = 3,
+    recalibrate: bool = False,
     **facts: Any,
 ) -> Experiment:
     """An experiment whose runs are trainings.
 
     ``reduced`` and ``smoke`` change every configuration; their ``cases`` says which panels there are at that scale.
+    Nets are tested with running statistics, whose lag is part of what the papers compare; with ``recalibrate`` as
+    training does by default, which for batch whitening takes them from training images.
     """
+    tested = {"recalibrate": None} if recalibrate else {}
 
     def plan(scale: Settings) -> list[Settings]:
         changes = {name: value for name, value in scale.items() if name != "cases"}
         return [
-            {"variant": name, **_changed(smaller(config, changes))}
+            {"variant": name, **tested, **_changed(smaller(config, changes))}
             for case in scale.get("cases", panels)
             for name, config in panels[case].items()
         ]
@@ -133,7 +137,8 @@ def _reduction(config: Train, reduced: Settings) -> str:
 def smaller(config: Train, changes: Settings) -> Train:
     """A configuration with fewer epochs and other changes.
 
-    ``nets`` names other nets for those of the paper; ``group_share`` is what is left of a group in narrower nets.
+    ``nets`` names other nets for those of the paper, ``norms`` has changes for each norm; ``group_share`` is what is
+    left of a group in narrower nets.
 
     Example::
 
@@ -147,6 +152,7 @@ def smaller(config: Train, changes: Settings) -> Train:
     if "group_share" in changes:
         changes["group_size"] = max(1, round(changes.pop("group_share") * (config.group_size or 1)))
     changes["net"] = changes.pop("nets", {}).get(config.net, config.net)
+    changes |= changes.pop("norms", {}).get(config.norm, {})
     changes["milestones"] = tuple(sorted({max(1, round(share * epoch)) for epoch in config.milestones}))
     if config.schedule == "every":
         changes["every"] = max(1, round(share * images * config.every))
@@ -168,10 +174,8 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
     fields = {name: value for name, value in settings.items() if name != "variant"}
     fields["milestones"] = tuple(fields.get("milestones", ()))
-    # The papers test with running statistics, whose lag is part of what they compare.
-    config = Train(
-        **fields, seed=context.seed, data=context.data_root, folder=context.folder, recalibrate=0, quiet=True
-    )
+    fields.setdefault("recalibrate", 0)
+    config = Train(**fields, seed=context.seed, data=context.data_root, folder=context.folder, quiet=True)
     dataset = None
     if config.dataset.startswith("imagefolder:"):
         config = dataclasses.replace(config, dataset=f"imagefolder:{_folder(config, context)}")
@@ -202,7 +206,7 @@ def _values(outcome: Outcome, epochs: int) -> dict[str, Any]:
         "train_loss": [epoch.train_loss for epoch in outcome.epochs] + rest,
         "train_error": [100 * (1 - epoch.train_accuracy) for epoch in outcome.epochs] + rest,
         "test_error": [100 * (1 - accuracy) for accuracy in tests] + rest,
-        "images_per_second": max((epoch.images_per_second for epoch in outcome.epochs), default=0.0),
+        "images_per_second": max((epoch.examples_per_second for epoch in outcome.epochs), default=0.0),
     }
 
 

@@ -12,7 +12,7 @@ from whitenorm.lab.experiments.classification import entry, last, lower_error, v
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower
-from whitenorm.lab.training.presets.dbn import DbnDeep
+from whitenorm.lab.tasks.classification.presets.dbn import DbnDeep
 
 _DEPTHS = (20, 32, 44)
 

@@ -8,7 +8,7 @@ Command: ``whitenorm reproduce dbn-imagenet --data ROOT``, with ROOT/imagenet/tr
 from __future__ import annotations
 
 from whitenorm.lab.experiments.classification import below_bn, entry, variants
-from whitenorm.lab.training.presets.dbn import DbnImagenet
+from whitenorm.lab.tasks.classification.presets.dbn import DbnImagenet
 
 _PRINTED = {
     "Res-18": {"BN": 30.21, "DBN-scale-L1": 29.87},

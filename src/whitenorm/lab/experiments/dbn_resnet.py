@@ -13,7 +13,7 @@ from whitenorm.lab.experiments.classification import below_bn, entry, last, lowe
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower, not_run
-from whitenorm.lab.training.presets.dbn import DbnResnet
+from whitenorm.lab.tasks.classification.presets.dbn import DbnResnet
 
 _PRINTED = {
     "Res-20": {"BN": 7.94, "DBN-scale-L1": 7.77},

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from whitenorm.lab.experiments.classification import entry, lower_error, variants
-from whitenorm.lab.training.presets.dbn import DbnVgg
+from whitenorm.lab.tasks.classification.presets.dbn import DbnVgg
 
 _CASES: dict[str, dict[str, Any]] = {
     "SGD": {},

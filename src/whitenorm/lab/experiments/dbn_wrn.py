@@ -8,7 +8,7 @@ for 6 epochs; the paper's needs CIFAR-100 too. Command: ``whitenorm reproduce db
 from __future__ import annotations
 
 from whitenorm.lab.experiments.classification import below_bn, entry, variants
-from whitenorm.lab.training.presets.dbn import DbnWrn
+from whitenorm.lab.tasks.classification.presets.dbn import DbnWrn
 
 _CASES = {
     "WRN-28-10, CIFAR-10": {},

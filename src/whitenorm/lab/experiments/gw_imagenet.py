@@ -14,7 +14,7 @@ from typing import Any
 
 from whitenorm.lab.experiments.classification import entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
-from whitenorm.lab.training.presets.gw import GwAdvanced, GwImagenet
+from whitenorm.lab.tasks.classification.presets.gw import GwAdvanced, GwImagenet
 
 _NETS = {
     "ResNet-50": "resnet50",
@@ -29,9 +29,9 @@ _NORMS: dict[str, dict[str, Any]] = {
     "BW_Σ": {**_SIGMA, "where": "s1-b2+df"},
     "GW": {},
 }
-_PLACED: dict[str, dict[str, Any]] = {"BW": {"norm": "iternorm"}, "BW_Σ": _SIGMA, "GW": {}}
-_BN = 76.23
-_TABLE_2 = {
+PLACED: dict[str, dict[str, Any]] = {"BW": {"norm": "iternorm"}, "BW_Σ": _SIGMA, "GW": {}}
+BN = 76.23
+TABLE_2 = {
     "S1": {"BW": 76.58, "BW_Σ": 76.63, "GW": 76.76},
     "S1-B1": {"BW": 76.68, "BW_Σ": 76.80, "GW": 77.62},
     "S1-B2": {"BW": 76.86, "BW_Σ": 76.76, "GW": 77.72},
@@ -39,7 +39,7 @@ _TABLE_2 = {
     "S1-B12": {"BW": 76.60, "BW_Σ": 76.71, "GW": 77.45},
 }
 _TABLE_3 = {
-    "ResNet-50": {"BN": _BN, "GN": 75.71, "BW_Σ": 77.21, "GW": 77.72},
+    "ResNet-50": {"BN": BN, "GN": 75.71, "BW_Σ": 77.21, "GW": 77.72},
     "ResNet-101": {"BN": 77.69, "GN": 77.20, "BW_Σ": 78.27, "GW": 78.71},
     "ResNeXt-50": {"BN": 77.01, "GN": 75.69, "BW_Σ": 77.29, "GW": 78.43},
     "ResNeXt-101": {"BN": 79.29, "GN": 78.00, "BW_Σ": 79.43, "GW": 80.43},
@@ -50,7 +50,7 @@ _TABLE_A4 = {
 }
 _PANELS = {
     **variants(GwImagenet(), {case: {"net": _NETS[case]} for case in _TABLE_3}, _NORMS),
-    **variants(GwImagenet(), {place: {"where": place.lower()} for place in _TABLE_2}, _PLACED),
+    **variants(GwImagenet(), {place: {"where": place.lower()} for place in TABLE_2}, PLACED),
     **variants(GwAdvanced(), {case: {"net": _NETS[case.split(",")[0]]} for case in _TABLE_A4}, _NORMS),
 }
 # Between which norms of one net the paper sees a difference: the better one first.
@@ -60,8 +60,8 @@ _PAIRS = (("GW", "BN"), ("GW", "GN"), ("GW", "BW_Σ"), ("BW_Σ", "BN"))
 def _places() -> tuple[Claim, ...]:
     """Table 2: everything above BN, GW above the others within the blocks, and S1-B12 below S1-B1 and S1-B2."""
     above = [
-        lower_error(f"{norm}, {place}", "BN, ResNet-50", f"accuracy: BN {_BN} %, {norm} {accuracy} %")
-        for place, row in _TABLE_2.items()
+        lower_error(f"{norm}, {place}", "BN, ResNet-50", f"accuracy: BN {BN} %, {norm} {accuracy} %")
+        for place, row in TABLE_2.items()
         for norm, accuracy in row.items()
     ]
     best = [
@@ -70,7 +70,7 @@ def _places() -> tuple[Claim, ...]:
             f"accuracy: BW {row['BW']} %, BW_Σ {row['BW_Σ']} %, GW {row['GW']} %",
             errors_below([(f"GW, {place}", f"{other}, {place}") for other in ("BW", "BW_Σ")], "test_error"),
         )
-        for place, row in _TABLE_2.items()
+        for place, row in TABLE_2.items()
         if place != "S1"
     ]
     more = Claim(

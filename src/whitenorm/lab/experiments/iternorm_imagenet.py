@@ -12,7 +12,7 @@ from whitenorm.lab.experiments.classification import below_bn, entry, last, lowe
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike
-from whitenorm.lab.training.presets.iternorm import IternormImagenet
+from whitenorm.lab.tasks.classification.presets.iternorm import IternormImagenet
 
 _NORMS = {
     "BN": {"norm": "bn", "where": "all"},

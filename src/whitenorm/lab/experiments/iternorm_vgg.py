@@ -12,7 +12,7 @@ from typing import Any
 
 from whitenorm.lab.experiments.classification import entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
-from whitenorm.lab.training.presets.iternorm import IternormVgg
+from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 
 _CASES: dict[str, dict[str, Any]] = {
     "batch 256": {},

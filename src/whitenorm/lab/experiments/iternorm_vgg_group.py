@@ -12,7 +12,7 @@ from whitenorm.lab.experiments.classification import entry, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike, every
-from whitenorm.lab.training.presets.iternorm import IternormVgg
+from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 
 _SIZES = (512, 256, 64, 32, 1)
 _MARGIN = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from whitenorm.lab.experiments.classification import entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
-from whitenorm.lab.training.presets.iternorm import IternormVgg
+from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 
 _STEPS = (0, 1, 3, 5, 7)
 

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from whitenorm.lab.near import near
 from whitenorm.lab.nets import plain, vgg
+from whitenorm.lab.nets.calibration import batch_norm_outputs, match_
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.norms import NAMES as NORMS
 from whitenorm.lab.nets.norms import place_
 from whitenorm.lab.nets.parts import Activation, TReLU, lecun_, relu
-from whitenorm.lab.nets.resnet import ResNet
+from whitenorm.lab.nets.pretrained import needed, with_weights_
+from whitenorm.lab.nets.resnet import Bottleneck, ResNet
 from whitenorm.lab.nets.wrn import WideResNet
 from whitenorm.models.layers import LayerLike
 from whitenorm.models.recipes import Where
@@ -29,7 +31,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": lambda channels: nn.Tanh(),
     "trelu": TReLU,
 }
-NETS = ("mlp-100-100", "vgg-a", "vgg-16conv", "s-plain-20", "cnn-4", "resnet20", "wrn-28-10")
+NETS = ("mlp-100-100", "vgg-a", "vgg-16conv", "s-plain-20", "cnn-4", "resnet20", "bottleneck-29", "wrn-28-10")
 _TIMM = "timm:"
 
 
@@ -46,13 +48,15 @@ def build(
     norm_last: bool = False,
     init: str = "he",
     norm_options: dict[str, Any] | None = None,
+    weights: str | None = None,
+    images: Tensor | None = None,
 ) -> nn.Module:
     """A net by name, with a norm at the places that a recipe names and BatchNorm elsewhere.
 
     Args:
         name: ``"mlp-128-64"`` with its hidden widths (``"mlp"`` is a linear classifier), ``"vgg-a"``, ``"vgg-16conv"``,
-            ``"s-plain-44"``, ``"cnn-4"``, ``"resnet20"`` and ``"wrn-28-10"`` with their depths, torchvision's names, or
-            ``"timm:resnet26d"`` with timm's.
+            ``"s-plain-44"``, ``"cnn-4"``, ``"resnet20"``, ``"bottleneck-29"`` (a ResNet with bottleneck blocks) and
+            ``"wrn-28-10"`` with their depths, torchvision's names, or ``"timm:resnet26d"`` with timm's.
         classes: of the classifier.
         norm: a name (see :func:`place_`) or a function from width to norm.
         where: a recipe's name (see :mod:`whitenorm.recipes`) or a filter.
@@ -63,6 +67,9 @@ def build(
         norm_last: the norm after the activation, in VGG nets.
         init: ``"he"`` leaves the weights as the nets' own codes have them, ``"lecun"`` is that of DBN's text.
         norm_options: such as ``{"group_size": 16, "affine": False}``.
+        weights: ``"imagenet"`` or a file, of the net with BatchNorm, which the norm then takes the place of.
+        images: for norms that keep no population, which trained outputs are matched on
+            (:mod:`whitenorm.lab.nets.calibration`).
 
     Example::
 
@@ -82,9 +89,13 @@ def build(
     model: nn.Module = maker(classes, shape, **_taken(name, maker, options))
     if init == "lecun":
         lecun_(model)
+    if weights is not None:
+        with_weights_(model, name, weights)
     if norm == "bn" and where == "all" and not norm_options:
         return model
-    return place_(model, norm, where, **(norm_options or {}))
+    trained = {} if images is None else batch_norm_outputs(model, images)
+    place_(model, norm, where, **(norm_options or {}))
+    return model if images is None else match_(model, trained, images)
 
 
 # torchvision's ResNets for large images include depths of 6n + 2 too.
@@ -95,6 +106,7 @@ _PATTERNS: dict[str, Callable[[list[int]], partial[Any]]] = {
     r"s-plain-\d+": lambda numbers: partial(plain.s_plain, depth=numbers[0]),
     r"cnn-\d+": lambda numbers: partial(plain.cnn, depth=numbers[0]),
     r"resnet(?!18$|34$|50$|101$|152$)\d+": lambda numbers: partial(ResNet, depth=numbers[0]),
+    r"bottleneck-\d+": lambda numbers: partial(ResNet, depth=numbers[0], block=Bottleneck),
     r"wrn-\d+-\d+": lambda numbers: partial(WideResNet, depth=numbers[0], width=numbers[1]),
 }
 
@@ -137,11 +149,7 @@ def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.
 
 
 def _timm(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.Module:
-    try:
-        import timm
-    except ModuleNotFoundError as error:
-        raise ValueError(f"expected the package timm for {_TIMM}{name} (got none): pip install timm") from error
-
+    timm = needed("timm", f"{_TIMM}{name}")
     if not timm.is_model(name):
         raise ValueError(f"expected a net of timm (got {name!r}){near(name, timm.list_models())}")
     options: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0]}

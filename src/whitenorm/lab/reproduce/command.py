@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from whitenorm.lab.experiments import EXPERIMENTS, MISSING
+from whitenorm.lab.experiments import EXPERIMENTS
 from whitenorm.lab.near import near
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
 from whitenorm.lab.reproduce.progress import shown
@@ -87,8 +87,6 @@ def table(folder: Path) -> Table:
             f"{_cost(folder, experiment)}, {' and '.join(experiment.data) or 'no data'}",
             _last_run(folder, experiment.id),
         )
-    for name, (paper, where, title) in MISSING.items():
-        view.add_row(name, f"{paper} {where}: {title}", "–", "not here yet")
     return view
 
 

@@ -1,27 +1,14 @@
-"""Batches of images in memory. Order and augmentation follow from seed, epoch and step: any step can be next."""
+"""Training batches by number: order and draws follow from seed, epoch and step, so that any step can be next."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-
-from whitenorm.lab.data import Split
-
-PADDING = 4
-
-
-class Batch(NamedTuple):
-    """Images as bytes ``(N, C, H, W)``, labels ``(N,)``, and how to augment: down, right and flipped, or None."""
-
-    images: Tensor
-    labels: Tensor
-    draws: Tensor | None = None
 
 
 def generator(*key: int | str) -> torch.Generator:
@@ -36,138 +23,94 @@ def generator(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
 
 
-class TrainBatches:
+class StepBatches(ABC):
     """The training batches of the epoch that the step count is in, from that step on.
 
     Lightning asks for an iterator an epoch; ``step`` tells it where training is, which after a restart may be in the
-    middle of one. What does not fill a last batch is left out: every step sees as many images. Of several processes,
-    each takes its share of every batch, so that together they see what one process would.
+    middle of one. Every epoch has as many steps.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        batch_size: int,
-        seed: int,
-        augment: bool,
-        step: Callable[[], int],
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        number = len(split.labels)
-        self.batch_size = batch_size or number
-        if not 0 < self.batch_size <= number:
-            raise ValueError(f"expected batch_size up to the {number} training images (got {batch_size})")
-        if self.batch_size % world:
-            raise ValueError(f"expected batch_size to be a multiple of the {world} processes (got {self.batch_size})")
-        self.split, self.seed, self.augment, self.step = split, seed, augment, step
-        self.rank, self.world = rank, world
+    def __init__(self, step: Callable[[], int]) -> None:
+        self.step = step
 
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.split.labels) // self.batch_size
+        """Steps an epoch."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    @abstractmethod
+    def order(self, epoch: int) -> Sequence[Any]:
+        """What each batch of an epoch is made of, such as rows."""
+
+    @abstractmethod
+    def batch(self, epoch: int, i: int, part: Any) -> Any:
+        """This process's share of an epoch's i-th batch, made of the i-th part of the order."""
+
+    def __iter__(self) -> Iterator[Any]:
         epoch, start = divmod(self.step(), len(self))
-        for i, index in enumerate(self._order(epoch)[start:], start):
-            # Drawn for the whole batch, of which each process has its rows.
-            draws = self._draws(epoch, i)[self.rank :: self.world] if self.augment else None
-            rows = index[self.rank :: self.world]
-            whole = len(rows) == len(self.split.labels)
-            images, labels = self.split if whole else (self.split.images[rows], self.split.labels[rows])
-            yield Batch(images, labels, draws)
-
-    def _order(self, epoch: int) -> list[Tensor]:
-        order = torch.randperm(len(self.split.labels), generator=generator(self.seed, epoch))
-        return list(order.split(self.batch_size)[: len(self)])
-
-    def _draws(self, epoch: int, i: int) -> Tensor:
-        limits = torch.tensor([2 * PADDING + 1, 2 * PADDING + 1, 2])
-        return (torch.rand(self.batch_size, 3, generator=generator(self.seed, epoch, i)) * limits).long()
+        order = self.order(epoch)
+        for i in range(start, len(self)):
+            yield self.batch(epoch, i, order[i])
 
     # Lightning takes what has these for a loader that can go on in the middle of an epoch.
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Nothing to load: the step count says it all."""
 
 
 class TestBatches:
-    """All images in order, once, in batches of even sizes. Every process has as many batches as the others."""
+    """Batches in order, made one by one from parts, such as the rows of :func:`in_turn`.
+
+    Example::
+
+        >>> list(TestBatches(in_turn(torch.arange(5), 3), lambda rows: rows * 10))
+        [tensor([ 0, 10, 20]), tensor([30, 40])]
+    """
 
     __test__ = False
 
-    def __init__(self, split: Split, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        number = len(split.labels)
-        chunks = torch.arange(number).tensor_split(max(1, -(-number // (batch_size * world)))) if number else ()
-        self.indices = [chunk.tensor_split(world)[rank] for chunk in chunks]
-        self.split = split
+    def __init__(self, parts: Sequence[Any], make: Callable[[Any], Any]) -> None:
+        self.parts, self.make = parts, make
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.parts)
 
-    def __iter__(self) -> Iterator[Batch]:
-        for index in self.indices:
-            yield Batch(self.split.images[index], self.split.labels[index])
-
-
-def crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
-    """Each image shifted by up to the padding, zeros moving in, and flipped or not: the whole batch in one gather.
-
-    Args:
-        images: ``(N, C, H, W)``.
-        draws: ``(N, 3)``: rows and columns from 0 to twice the padding, and 0 or 1.
-
-    Example::
-
-        >>> image = torch.arange(4.0).view(1, 1, 2, 2)
-        >>> crop_and_flip(image, torch.tensor([[4, 4, 1]]))
-        tensor([[[[1., 0.],
-                  [3., 2.]]]])
-    """
-    number, _, height, width = images.shape
-    # Every place of the window, as a view.
-    windows = F.pad(images, [PADDING] * 4).unfold(2, height, 1).unfold(3, width, 1)
-    down, right, flip = draws.unbind(1)
-    crops = windows[torch.arange(number, device=images.device), :, down, right]
-    return torch.where(flip.bool().view(-1, 1, 1, 1), crops.flip(-1), crops)
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, self.parts)
 
 
-def mixing(alpha: float, *key: int, number: int) -> tuple[float, Tensor]:
-    """Of mixup, for a key: a share of Beta(α, α), and which image each of so many is mixed with.
+def check_batch_size(batch_size: int, number: int, world: int) -> int:
+    """The examples a step, where 0 is all of them; each of the processes has the same share."""
+    size = batch_size or number
+    if not 0 < size <= number:
+        raise ValueError(f"expected batch_size up to the {number} training examples (got {batch_size})")
+    if size % world:
+        raise ValueError(f"expected batch_size to be a multiple of the {world} processes (got {size})")
+    return size
+
+
+def shuffled(rows: Tensor, batch_size: int, *key: int | str) -> list[Tensor]:
+    """Rows in the order that a key draws, in batches; what does not fill a last one is left out.
 
     Example::
 
-        >>> share, order = mixing(0.2, 0, 1, number=3)
-        >>> 0 <= share <= 1, sorted(order.tolist())
-        (True, [0, 1, 2])
+        >>> [len(batch) for batch in shuffled(torch.arange(10), 4, 0, 1)]
+        [4, 4]
     """
-    drawn = generator(*key, "mixup")
-    # torch's own draw of a Beta distribution takes no generator.
-    share = np.random.default_rng(drawn.initial_seed()).beta(alpha, alpha)
-    return float(share), torch.randperm(number, generator=drawn)
+    order = rows[torch.randperm(len(rows), generator=generator(*key))]
+    return list(order.split(batch_size)[: len(rows) // batch_size])
 
 
-def normalisation(images: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Mean and factor, of ``(C, 1, 1)`` or ``(C, H, W)``, that images as bytes are normalised with.
+def in_turn(rows: Tensor, batch_size: int, rank: int = 0, world: int = 1) -> list[Tensor]:
+    """A process's shares of rows in order, each once, in batches of even sizes, of which every process has as many.
+
+    A share is empty where there are fewer rows than processes.
 
     Example::
 
-        >>> mean, factor = normalisation(torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2), "channel")
-        >>> mean.item(), 1 / factor.item()
-        (127.5, 127.49999...)
+        >>> in_turn(torch.arange(5), 2, rank=1, world=2)
+        [tensor([2]), tensor([4])]
     """
-    if kind == "none":
-        return torch.zeros(1, 1, 1), torch.full((1, 1, 1), 1 / 255)
-    total = torch.zeros(images.shape[1:], dtype=torch.float64)
-    squares = torch.zeros_like(total)
-    for part in images.split(4096):
-        part = part.double()
-        total, squares = total + part.sum(0), squares + part.square().sum(0)
-    mean, square = total / len(images), squares / len(images)
-    if kind == "channel":
-        mean, square = (value.mean((1, 2), keepdim=True) for value in (mean, square))
-    deviation = (square - mean.square()).clamp_min(0).sqrt()
-    # A pixel that is the same in all images stays 0.
-    factor = torch.where(deviation > 0, 1 / deviation, 0.0) if kind != "pixel-mean" else torch.full_like(mean, 1 / 255)
-    return mean.float(), factor.float()
+    batches = rows.tensor_split(max(1, -(-len(rows) // (batch_size * world)))) if len(rows) else ()
+    return [batch.tensor_split(world)[rank] for batch in batches]

@@ -1,4 +1,4 @@
-"""``whitenorm train``: a preset or a custom run, from the command line."""
+"""``whitenorm train``: a task's general command or a preset, from the command line."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from whitenorm.lab.training.config import Train
+from whitenorm.lab import tasks
+from whitenorm.lab.training.config import Run
 from whitenorm.lab.training.naming import run_name
 from whitenorm.lab.training.outcome import Outcome
-from whitenorm.lab.training.presets import PRESETS
 
-COMMANDS: dict[str, type[Train]] = {"custom": Train, **PRESETS}
+COMMANDS = {name: kind for task in tasks.names() for name, kind in tasks.commands(task).items()}
 # A union made at run time, which is what tyro takes subcommands from.
 CHOICE: Any = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items())]  # noqa: UP007
 
 
-def run(config: Train) -> Outcome:
+def run(config: Run) -> Outcome:
     """Train in ``runs/NAME`` if no folder is given, and say what came out."""
     from whitenorm.lab.training.progress import say
     from whitenorm.lab.training.run import fit
 
-    preset = next(name for name, kind in COMMANDS.items() if kind is type(config))
-    folder = config.folder or Path("runs") / run_name(config, None if preset == "custom" else preset)
+    presets = list(tasks.commands(config.task))[1:]
+    preset = next((name for name in presets if COMMANDS[name] is type(config)), None)
+    folder = config.folder or Path("runs") / run_name(config, preset)
     config = replace(config, folder=folder)
     try:
         outcome = fit(config)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_how_to_go_on(folder)) from None
-    tested = "" if outcome.test_accuracy is None else f", test accuracy {outcome.test_accuracy:.2%}"
+    task = tasks.made(config)
+    best = outcome.number(f"test_{task.best}")
+    tested = "" if best is None else f", test {task.words({task.best: best})}"
     say(config, f"Training loss {outcome.train_loss:.4f}{tested}. Folder: {config.folder}")
     return outcome
 

@@ -1,31 +1,18 @@
-"""What a training run is: one dataclass, every field an option of ``whitenorm train``."""
+"""What a training run is: a dataclass for each task, every field an option of ``whitenorm train``."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+
+_R = TypeVar("_R", bound="Run")
+Schedule = Literal["constant", "step", "every", "cosine", "poly", "inverse-sqrt"]
 
 
 @dataclass
-class Train:
-    """Train an image classifier: any net, any norm at any place, any of the data sets.
-
-    A run that was stopped goes on where it was when the same command is given again.
-    """
-
-    net: str = "resnet20"
-    """mlp-128-64 (widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, wrn-28-10, timm:NAME, torchvision's."""
-    width: int | None = None
-    """Channels of s-plain (48), cnn (16), and of the first layers of vgg (64) and resnet (16)."""
-    activation: str = "relu"
-    """relu, elu, tanh or trelu (translated, with a threshold that is learnt)."""
-    init: Literal["he", "lecun"] = "he"
-    """The weights at the start: as in the nets' own codes, mostly He's, or LeCun's, as DBN's text has it."""
-    norm_last: bool = False
-    """In VGG nets, the norm after the activation."""
-    dropout: float = 0.0
-    """In the blocks of wide residual nets."""
+class NormOptions:
+    """Which norm stands where in a net, beside a :class:`Run`."""
 
     norm: str = "bn"
     """bn, gn, ln, in, none, iternorm, dbn, bw-sigma, sw, sw5, gw or iw."""
@@ -46,99 +33,6 @@ class Train:
     bias: bool = True
     """Whether it has β beside γ."""
 
-    dataset: str = "cifar10"
-    """mnist, fashion-mnist, cifar10, cifar100, yaleb, pie, digits, or imagefolder:PATH with train/ and val/ inside."""
-    data: Path | None = None
-    """The data root; $WHITENORM_DATA if not given."""
-    augment: bool = False
-    """Random crops of images padded by 4 pixels, and flips; of an image folder, random resized crops and flips."""
-    normalize: Literal["channel", "pixel", "pixel-mean", "none"] = "channel"
-    """By mean and deviation of the training images: a channel's, a pixel's, a pixel's mean alone; or only to [0, 1]."""
-    image_size: int = 224
-    """Of an image folder's crops."""
-    train_images: int | None = None
-    """Train on so many images, drawn by the seed; all if not given."""
-    validation_images: int = 0
-    """Hold so many of the training images out, drawn by the seed, and test on them too; the papers' 5,000."""
-    test_images: int | None = None
-    """Test on the first so many; all if not given."""
-    workers: int = 2
-    """Processes that read an image folder. Other sets are in memory and need none."""
-
-    epochs: int = 160
-    """Passes over the training images."""
-    steps: int | None = None
-    """Stop after so many steps, in whatever epoch."""
-    batch_size: int = 128
-    """Images a step, over all processes; 0 is all of them at once."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """SGD with momentum, or Adam."""
-    lr: float = 0.1
-    """Learning rate at the start, or after the warm-up."""
-    momentum: float = 0.9
-    """Of SGD."""
-    nesterov: bool = False
-    """Of SGD."""
-    weight_decay: float = 0.0
-    """On all parameters."""
-    schedule: Literal["constant", "step", "every", "cosine"] = "step"
-    """lr × factor at each milestone, or every so many steps, or down to 0 along a cosine."""
-    milestones: tuple[int, ...] = ()
-    """Epochs of the step schedule."""
-    factor: float = 0.1
-    """Of the step and every schedules."""
-    every: int = 1000
-    """Steps of the every schedule."""
-    warmup: int = 0
-    """Epochs of a linear rise to lr."""
-    label_smoothing: float = 0.0
-    """Share of the target spread over all classes."""
-    mixup: float = 0.0
-    """α of the Beta distribution that images are mixed with; 0 is no mixing."""
-
-    seed: int = 0
-    """Of weights, order, augmentation and everything drawn in training."""
-    precision: Literal["32", "bf16-mixed", "16-mixed", "64"] = "32"
-    """Of the arithmetic: AMP in bfloat16 or float16, or plain."""
-    accelerator: str = "auto"
-    """cpu, gpu, or what there is. Several processes are started by torchrun."""
-    sync: bool = False
-    """Batch statistics over all processes."""
-    test_every: int = 1
-    """Epochs between tests."""
-    recalibrate: int | None = None
-    """Before a test, population statistics from so many training images; 5,000 for batch whitening, else 0: none."""
-
-    folder: Path | None = None
-    """Of checkpoints, logs and results; runs/NAME on the command line, none in fit."""
-    checkpoint_epochs: int = 1
-    """Epochs between checkpoints."""
-    checkpoint_steps: int | None = None
-    """Also a checkpoint every so many steps."""
-    progress: bool = True
-    """Show progress bars on a terminal. There is a line an epoch with and without them."""
-    quiet: bool = False
-    """Say nothing at all."""
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "every", "test_every", "checkpoint_epochs", "image_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} to be at least 1 (got {getattr(self, name)})")
-        for name in ("steps", "train_images", "test_images", "checkpoint_steps"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"expected {name} to be at least 1, or nothing (got {getattr(self, name)})")
-        for name in ("validation_images", "recalibrate"):
-            if (getattr(self, name) or 0) < 0 or getattr(self, name) == 1:
-                raise ValueError(f"expected {name} to be 2 or more, or 0 for none (got {getattr(self, name)})")
-        if self.batch_size < 0 or self.batch_size == 1:
-            raise ValueError(f"expected batch_size to be 2 or more, or 0 for all images (got {self.batch_size})")
-        if list(self.milestones) != sorted(self.milestones):
-            raise ValueError(f"expected milestones in rising order (got {self.milestones})")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"expected label_smoothing from 0 to below 1 (got {self.label_smoothing})")
-        if self.mixup < 0:
-            raise ValueError(f"expected mixup to be 0 or more (got {self.mixup})")
-
     def norm_options(self) -> dict[str, Any]:
         """The norm's options that are given."""
         options = {
@@ -153,27 +47,143 @@ class Train:
         }
         return {name: value for name, value in options.items() if value is not None}
 
+
+@dataclass
+class Run:
+    """What runs of all tasks have. A task's own is a subclass, which names the task and gives defaults that suit it."""
+
+    task: ClassVar[str]
+    """The task's folder in ``lab/tasks``."""
+    named: ClassVar[tuple[str, ...]] = ()
+    """Fields that are always part of a run's name, after the data set."""
+    aside: ClassVar[tuple[str, ...]] = (
+        *("data", "workers", "folder", "progress", "quiet", "checkpoint_epochs", "checkpoint_steps"),
+    )
+    """What changes where and how a run is shown, but not its numbers."""
+
+    dataset: str = ""
+    """What is trained on."""
+    data: Path | None = None
+    """The data root; $WHITENORM_DATA if not given."""
+    workers: int = 2
+    """Processes that read files. Sets that are in memory need none."""
+
+    epochs: int = 160
+    """Passes over the training examples."""
+    steps: int | None = None
+    """Stop after so many steps, in whatever epoch."""
+    batch_size: int = 128
+    """Examples a step, over all processes; 0 is all of them at once."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """SGD with momentum, Adam, or AdamW."""
+    lr: float = 0.1
+    """Learning rate at the start, or after the warm-up."""
+    momentum: float = 0.9
+    """Of SGD."""
+    nesterov: bool = False
+    """Of SGD."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of Adam and AdamW."""
+    weight_decay: float = 0.0
+    """On all parameters."""
+    clip: float | None = None
+    """The largest norm that the gradient may have; longer ones are shortened to it."""
+    schedule: Schedule = "step"
+    """lr × factor at each milestone, every so many steps, down to 0 along a cosine or a polynomial, or as 1/√step."""
+    milestones: tuple[int, ...] = ()
+    """Epochs of the step schedule."""
+    milestone_steps: tuple[int, ...] = ()
+    """Steps of the step schedule, beside those epochs."""
+    factor: float = 0.1
+    """Of the step and every schedules."""
+    every: int = 1000
+    """Steps of the every schedule."""
+    power: float = 0.9
+    """Of the poly schedule."""
+    warmup: int = 0
+    """Epochs of a linear rise to lr."""
+    warmup_steps: int = 0
+    """Steps of a linear rise to lr, beside those of the epochs."""
+    warmup_from: float = 0.0
+    """The share of lr that the rise begins at."""
+
+    seed: int = 0
+    """Of weights, order, augmentation and everything drawn in training."""
+    precision: Literal["32", "bf16-mixed", "16-mixed", "64"] = "32"
+    """Of the arithmetic: AMP in bfloat16 or float16, or plain."""
+    accelerator: str = "auto"
+    """cpu, gpu, or what there is. Several processes are started by torchrun."""
+    sync: bool = False
+    """Batch statistics over all processes."""
+    test_every: int = 1
+    """Epochs between tests."""
+    recalibrate: int | None = None
+    """Before a test, population statistics from so many training examples; 5,000 for batch whitening, else 0: none."""
+
+    folder: Path | None = None
+    """Of checkpoints, logs and results; runs/NAME on the command line, none in fit."""
+    checkpoint_epochs: int = 1
+    """Epochs between checkpoints."""
+    checkpoint_steps: int | None = None
+    """Also a checkpoint every so many steps."""
+    progress: bool = True
+    """Show progress bars on a terminal. There is a line an epoch with and without them."""
+    quiet: bool = False
+    """Say nothing at all."""
+
+    def __post_init__(self) -> None:
+        self.at_least(1, "epochs", "every", "test_every", "checkpoint_epochs", "steps", "checkpoint_steps")
+        self.at_least(0, "batch_size", "workers", "warmup", "warmup_steps", "clip", "power")
+        self.several_or_none("recalibrate")
+        for name in ("milestones", "milestone_steps"):
+            if list(getattr(self, name)) != sorted(getattr(self, name)):
+                raise ValueError(f"expected {name} in rising order (got {getattr(self, name)})")
+        if not 0 <= self.warmup_from <= 1:
+            raise ValueError(f"expected warmup_from to be a share from 0 to 1 (got {self.warmup_from})")
+
+    def at_least(self, least: int, *names: str) -> None:
+        """Refuse smaller values of fields that are given."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"expected {name} to be at least {least} (got {value})")
+
+    def several_or_none(self, *names: str) -> None:
+        """Refuse a number of examples that is 1 or negative."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and (value < 0 or value == 1):
+                raise ValueError(f"expected {name} to be 2 or more, or 0 (got {value})")
+
+    def elsewhere(self: _R, dataset: str) -> _R:
+        """The same for another data set, to be tested on, of which nothing was trained on."""
+        return replace(self, dataset=dataset)
+
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
-        fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-        return {**fields, "milestones": list(self.milestones)}
+        """The task and all fields, as JSON has them."""
+        fields = {name: _plain(value) for name, value in asdict(self).items()}
+        return {"task": self.task, **fields}
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Train:
+    def from_dict(cls: type[_R], content: dict[str, Any]) -> _R:
         """What :meth:`to_dict` gave; fields that an older version had not are at their defaults.
 
         Example::
 
+            >>> from whitenorm.lab.training import Train
             >>> config = Train(net="mlp-8", folder=Path("run"))
             >>> Train.from_dict(config.to_dict()) == config
             True
         """
-        values = dict(content)
-        for name in ("data", "folder"):
-            values[name] = None if values.get(name) is None else Path(values[name])
-        values["milestones"] = tuple(values.get("milestones", ()))
-        return Train(**values)
+        hints = get_type_hints(cls)
+        return cls(**{name: _typed(value, hints.get(name)) for name, value in content.items() if name != "task"})
 
 
-# What changes where and how a run is shown, but not its numbers.
-ASIDE = ("data", "workers", "folder", "progress", "quiet", "checkpoint_epochs", "checkpoint_steps")
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return Path(value) if isinstance(value, str) and Path in (hint, *get_args(hint)) else value

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from whitenorm.lab import sealed
+from whitenorm.lab import sealed, tasks
 from whitenorm.lab.training.checkpoints import AnotherRunError, newest_whole, saved, set_aside, write
-from whitenorm.lab.training.config import ASIDE, Train
+from whitenorm.lab.training.config import Run
 from whitenorm.lab.training.outcome import Outcome
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a net must know of its data, and what was handed to ``fit`` beside the configuration."""
-
-    classes: int
-    shape: tuple[int, int, int]
-    given: tuple[str, ...] = ()
-    """"model" and "dataset"."""
 
 
 class RunFolder:
@@ -41,21 +30,27 @@ class RunFolder:
             path / name for name in ("config.json", "outcome.json", "weights.pt")
         )
 
-    def check(self, config: Train) -> None:
+    def check(self, config: Run) -> None:
         """Refuse a folder of another configuration; one without a checkpoint or an outcome is nobody's."""
         if not self._config.exists() or not (self._outcome.exists() or saved(self.checkpoints)):
             return
         try:
-            old = self.config()
+            content = _read(self._config, _json, dict)
+            old = self.config().to_dict() if "task" in content else content
         except OSError:
             # Checkpoints have it too.
             return
-        self.check_same(old.to_dict(), config)
+        self.check_same(old, config)
 
-    def check_same(self, old: dict[str, Any], config: Train) -> None:
+    def check_same(self, old: dict[str, Any], config: Run) -> None:
         """Refuse another configuration than that of the folder, as JSON has it."""
+        if "task" not in old:
+            raise AnotherRunError(
+                f"expected a run that this version can go on with (got {self.path}, a run of an earlier one); choose "
+                "another --folder, or remove that one"
+            )
         new = config.to_dict()
-        differing = [name for name in new if name not in ASIDE and old.get(name) != new[name]]
+        differing = [name for name in new if name not in config.aside and old.get(name) != new[name]]
         if differing:
             listed = ", ".join(f"{name} (was {old.get(name)!r}, now {new[name]!r})" for name in differing)
             raise AnotherRunError(
@@ -63,10 +58,9 @@ class RunFolder:
                 "another --folder, or remove that one"
             )
 
-    def claim(self, config: Train, description: Description) -> None:
-        """Take the folder for a configuration."""
-        content = {**config.to_dict(), "described": {**asdict(description), "shape": list(description.shape)}}
-        content["described"]["given"] = list(description.given)
+    def claim(self, config: Run, description: dict[str, Any], given: Sequence[str]) -> None:
+        """Take the folder for a configuration, its data's description, and what was handed to ``fit`` beside it."""
+        content = {**config.to_dict(), "described": description, "given": list(given)}
         write(self._config, (json.dumps(sealed.packed(content), indent=2) + "\n").encode())
 
     def mend(self, fits: Callable[[dict[str, Any]], object]) -> tuple[Path | None, list[str]]:
@@ -85,24 +79,25 @@ class RunFolder:
             lines.append("There is no checkpoint before it; training begins anew." if checkpoint is None else "")
         return checkpoint, [line for line in lines if line]
 
-    def config(self) -> Train:
+    def config(self) -> Run:
         """The run's configuration."""
 
-        def made(content: dict[str, Any]) -> Train:
-            return Train.from_dict({name: value for name, value in content.items() if name != "described"})
+        def made(content: dict[str, Any]) -> Run:
+            if "task" not in content:
+                raise ValueError("it names no task, as those of earlier versions")
+            return tasks.config({name: value for name, value in content.items() if name not in ("described", "given")})
 
         if not self._config.exists():
             raise OSError(f"expected a folder of whitenorm train (got {self.path}, which has no config.json)")
         return _read(self._config, _json, made)
 
-    def description(self) -> Description:
-        """What the run's net was built for."""
+    def description(self) -> dict[str, Any]:
+        """What the run's model was built for."""
+        return _read(self._config, _json, lambda content: dict(content["described"]))
 
-        def made(content: dict[str, Any]) -> Description:
-            described = content["described"]
-            return Description(described["classes"], tuple(described["shape"]), tuple(described["given"]))
-
-        return _read(self._config, _json, made)
+    def given(self) -> tuple[str, ...]:
+        """What was handed to ``fit``, of "model" and "dataset"."""
+        return _read(self._config, _json, lambda content: tuple(content["given"]))
 
     def outcome(self) -> Outcome | None:
         """The results, if the run is done."""

@@ -1,22 +1,23 @@
-"""The net of a run, from its folder."""
+"""The model of a run, from its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whitenorm.lab import nets, sealed
+from whitenorm.lab import sealed, tasks
 from whitenorm.lab.training.checkpoints import newest_whole
-from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.folder import Description, RunFolder
+from whitenorm.lab.training.folder import RunFolder
+from whitenorm.lab.training.task import Task
 
 _PREFIX = "model."
 
 
 def load(run: Path | str) -> nn.Module:
-    """The net that a run of ``whitenorm train`` trained, in eval mode, on the CPU.
+    """The model that a run of ``whitenorm train`` trained, in eval mode, on the CPU.
 
     Of a run that is done the final weights, of one that was stopped those of its newest checkpoint.
 
@@ -33,38 +34,26 @@ def load(run: Path | str) -> nn.Module:
         IterNorm(16, ...)
     """
     folder = RunFolder(Path(run))
-    config, description = folder.config(), folder.description()
-    if "model" in description.given:
+    config = folder.config()
+    if "model" in folder.given():
         raise ValueError(
-            f"expected a run of a net by name (got {folder.path}, whose model was handed to fit); build that model and "
-            "load weights.pt into it"
+            f"expected a run whose model was named (got {folder.path}, whose model was handed to fit); build that "
+            "model and load weights.pt into it"
         )
-    # A net's first weights are drawn, which nobody else's draws should notice.
+    # A model's first weights are drawn, which nobody else's draws should notice.
     with torch.random.fork_rng(devices=[]):
-        model = build(config, description)
+        model = build(tasks.made(config), folder.description())
     try:
         model.load_state_dict(weights(folder))
     except RuntimeError as error:
-        raise OSError(f"expected weights of {config.net} in {folder.path} (got others): {error}") from error
+        raise OSError(f"expected weights of the run's model in {folder.path} (got others): {error}") from error
     return model.eval()
 
 
-def build(config: Train, description: Description) -> nn.Module:
-    """The net of a configuration, untrained."""
-    model = nets.build(
-        config.net,
-        description.classes,
-        config.norm,
-        config.where,
-        shape=description.shape,
-        activation=config.activation,
-        width=config.width,
-        dropout=config.dropout,
-        norm_last=config.norm_last,
-        init=config.init,
-        norm_options=config.norm_options(),
-    )
-    return model.double() if config.precision == "64" else model
+def build(task: Task[Any], description: dict[str, Any]) -> nn.Module:
+    """The model of a task, untrained."""
+    model = task.build(description)
+    return model.double() if task.config.precision == "64" else model
 
 
 def weights(folder: RunFolder) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The lightning module: loss, scores, optimizer, and what a checkpoint holds besides weights."""
+"""The lightning module of every task: steps, scores, optimizer, and what a checkpoint holds besides weights."""
 
 from __future__ import annotations
 
@@ -11,81 +11,53 @@ from typing import Any
 
 import lightning
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from whitenorm.lab.training import recalibration, schedules
-from whitenorm.lab.training.batches import Batch, crop_and_flip, mixing
-from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.optimizers import optimizer
 from whitenorm.lab.training.outcome import DivergenceError, Epoch
-from whitenorm.lab.training.scores import Scores
 from whitenorm.lab.training.sync import synchronise_
+from whitenorm.lab.training.task import Task
 from whitenorm.layers.base import unchanged_buffers
 
 # On a GPU, looking at the loss waits for it.
 _LOOK_EVERY = 50
 
 
-class Classifier(lightning.LightningModule):
-    """Training and test steps of a classifier, and its history.
+class Training(lightning.LightningModule):
+    """Training and test steps of a task's model, and its history.
 
-    Before a test, population statistics are taken from ``calibration``, batches of training images; after it the
+    Before a test, population statistics are taken from ``calibration``, batches of training examples; after it the
     running ones are back, so that tests leave no trace in training.
     """
 
     calibration: Iterable[Any] | None = None
-    images_per_step = 0
+    per_step = 0.0
     steps_per_epoch = total_steps = 1
+    # The task's own is no part of a checkpoint, and missing there; check_state compares what is.
+    strict_loading = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: Train,
-        classes: int,
-        normalisation: tuple[Tensor, Tensor] | None,
-        tests: Iterable[str] = ("test",),
-    ) -> None:
+    def __init__(self, model: nn.Module, task: Task[Any], tests: Iterable[str] = ("test",)) -> None:
         super().__init__()
-        self.model, self.config = model, config
-        self.train_scores = Scores(classes)
-        self.test_scores = nn.ModuleDict({name: Scores(classes) for name in tests})
+        self.model, self.task, self.config = model, task, task.config
+        self.train_scores = task.train_scores()
+        self.test_scores = nn.ModuleDict({name: task.test_scores() for name in tests})
         self.history: list[Epoch] = []
-        self.normalised = normalisation is None
-        mean, factor = normalisation or (torch.zeros(()), torch.ones(()))
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("factor", factor, persistent=False)
         self._rng: dict[str, Any] | None = None
         self._recalibrated = 0.0
-        if config.precision == "64":
+        if self.config.precision == "64":
             # Before a checkpoint is loaded: lightning's own conversion comes after.
             self.double()
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
-        batch = Batch(*batch)
-        if self.normalised:
-            return batch
-        images = (batch.images.to(self.mean.dtype) - self.mean) * self.factor
-        if batch.draws is not None:
-            images = crop_and_flip(images, batch.draws)
-        return Batch(images, batch.labels)
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return self.task.on_device(batch)
 
     def setup(self, stage: str) -> None:
         if self.config.sync:
             synchronise_(self.model, self.device)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        images, labels, _ = batch
-        smoothing = self.config.label_smoothing
-        if self.config.mixup:
-            share, order = mixing(self.config.mixup, self.config.seed, self.global_step, number=len(labels))
-            order = order.to(labels.device)
-            logits = self.model(torch.lerp(images[order], images, share))
-            loss = share * F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            loss = loss + (1 - share) * F.cross_entropy(logits, labels[order], label_smoothing=smoothing)
-        else:
-            logits = self.model(images)
-            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        self.train_scores.update(loss.detach(), logits.detach(), labels)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.task.loss(self.model, batch, self.global_step, self.train_scores)
         if loss.device.type == "cpu" or self.global_step % _LOOK_EVERY == 0:
             self.check_finite()
         return loss
@@ -94,28 +66,24 @@ class Classifier(lightning.LightningModule):
         if self.global_step == self.total_steps:
             self.trainer.should_stop = True
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        images, labels, _ = batch
-        if len(labels):
-            logits = self.model(images)
-            scores = list(self.test_scores.values())[dataloader_idx]
-            scores.update(F.cross_entropy(logits, labels), logits, labels)  # type: ignore[operator]
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.task.test(self.model, batch, list(self.test_scores.values())[dataloader_idx])
 
     def recalibrate(self) -> None:
-        """Take the population statistics from the calibration images, for good."""
+        """Take the population statistics from the calibration examples, for good."""
         start = time.perf_counter()
         with self.trainer.precision_plugin.forward_context():
             recalibration.recalibrate(self.model, self._inputs(self.calibration or ()))
         self._recalibrated = time.perf_counter() - start
 
-    def _inputs(self, batches: Iterable[Any]) -> Iterator[Tensor]:
+    def _inputs(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
-            images, labels = self.trainer.precision_plugin.convert_input([batch[0], batch[1]])
-            yield self.on_after_batch_transfer((images.to(self.device), labels), 0).images
+            batch = self.trainer.precision_plugin.convert_input(batch)
+            yield self.task.inputs(self.task.on_device(self.transfer_batch_to_device(batch, self.device, 0)))
 
     def check_finite(self) -> None:
         """Raise if the loss was NaN or infinite in this epoch."""
-        loss = self.train_scores.loss
+        loss = self.train_scores.total("loss")
         if not math.isfinite(loss):
             lr = self.optimizers().param_groups[0]["lr"]  # type: ignore[union-attr]
             raise DivergenceError(
@@ -124,18 +92,11 @@ class Classifier(lightning.LightningModule):
             )
 
     def configure_optimizers(self) -> Any:
-        config, parameters = self.config, self.model.parameters()
-        optimizer: torch.optim.Optimizer
-        if config.optimizer == "adam":
-            optimizer = torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay)
-        else:
-            optimizer = torch.optim.SGD(
-                parameters, config.lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
-            )
+        made = optimizer(self.config, self.task.groups(self.model))
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: schedules.factor(config, step, self.steps_per_epoch, self.total_steps)
+            made, lambda step: schedules.factor(self.config, step, self.steps_per_epoch, self.total_steps)
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
         if self._rng is not None:
@@ -165,30 +126,39 @@ class Classifier(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.check_finite()
         seconds = time.perf_counter() - self._start - self._tested
-        images = (self.global_step - self._first) * self.images_per_step
-        train = self.train_scores.compute()
-        epoch = Epoch(self.current_epoch + 1, self.global_step, self._lr, train["loss"], train["accuracy"])
-        epoch.seconds, epoch.images_per_second = seconds, images / seconds
+        examples = (self.global_step - self._first) * self.per_step
+        epoch = Epoch(self.current_epoch + 1, self.global_step, self._lr, self.train_scores.compute())
+        epoch.seconds, epoch.examples_per_second = seconds, examples / seconds
         if self._tested:
             self.record_test(epoch)
         self.history.append(epoch)
-        numbers = {name: float(value) for name, value in asdict(epoch).items() if value is not None}
+        others = {name: float(getattr(epoch, name)) for name in _LOGGED}
         for logger in self.loggers:
-            logger.log_metrics(numbers, self.global_step)
+            logger.log_metrics({**others, **epoch.numbers()}, self.global_step)
             logger.save()
 
     def record_test(self, epoch: Epoch) -> None:
         """The test scores, into an epoch's numbers."""
-        for name, scores in self.test_scores.items():
-            for what, value in scores.compute().items():  # type: ignore[operator]
-                setattr(epoch, f"{name}_{what}", value)
+        epoch.tests = self.tested()
         epoch.recalibrate_seconds = self._recalibrated
+
+    def tested(self) -> dict[str, dict[str, float]]:
+        """The test scores of every set."""
+        return {
+            name: {what: float(value) for what, value in scores.compute().items()}  # type: ignore[operator]
+            for name, scores in self.test_scores.items()
+        }
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Of the model alone: what the task computes with follows from configuration and data."""
+        state = super().state_dict(*args, **options)
+        return {name: value for name, value in state.items() if name.startswith("model.")}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["whitenorm"] = {
             "config": self.config.to_dict(),
             "history": [asdict(epoch) for epoch in self.history],
-            "scores": self.train_scores.sums(),
+            "scores": self.train_scores.kept(),
             "lr": self._lr,
             "rng": {
                 "cpu": torch.get_rng_state(),
@@ -216,6 +186,9 @@ class Classifier(lightning.LightningModule):
         state = checkpoint["whitenorm"]
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         self._rng, self._lr = state["rng"], state["lr"]
-        # The sums are of all processes together.
+        # The totals are of all processes together.
         if self.trainer.is_global_zero:
             self.train_scores.load(state["scores"])
+
+
+_LOGGED = ("epoch", "step", "lr", "seconds", "examples_per_second", "recalibrate_seconds")

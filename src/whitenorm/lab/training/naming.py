@@ -7,30 +7,33 @@ import json
 import re
 from typing import Any
 
-from whitenorm.lab.training.config import ASIDE, Train
+from whitenorm.lab.training.config import Run
 
 _LONGEST = 120
-_FIRST = ("dataset", "net", "norm", "where", "seed")
 
 
-def run_name(config: Train, preset: str | None = None) -> str:
+def run_name(config: Run, preset: str | None = None) -> str:
     """Preset or data set, net, norm, place and seed, and whatever else is not as the preset has it.
+
+    A run of a task's general command has no preset; which fields come after the data set, the task says.
 
     No value becomes a path: what is not a letter, digit, ``.``, ``+`` or ``_`` is a hyphen.
 
     Example::
 
+        >>> from whitenorm.lab.training import Train
         >>> run_name(Train(net="mlp-8", norm="gw", dataset="digits", lr=0.5, augment=True, affine=False))
-        'digits-mlp-8-gw-all-seed0-no-affine-augment-lr0.5'
+        'digits-mlp-8-gw-all-seed0-no-affine-lr0.5-augment'
         >>> run_name(Train(dataset="../etc", net="x/../../../y"))
         'etc-x-..-..-..-y-bn-all-seed0'
     """
     values, usual = config.to_dict(), type(config)().to_dict()
-    changed = [name for name in values if name not in (*_FIRST, *ASIDE) and values[name] not in (usual[name], None)]
+    shown = ("dataset", "seed", *config.named, *config.aside)
+    changed = [name for name in values if name not in shown and values[name] not in (usual[name], None)]
     parts = [] if preset is None else [preset]
     if preset is None or config.dataset != usual["dataset"]:
         parts.append(config.dataset.rstrip("/").rsplit("/", 1)[-1])
-    parts += [config.net, config.norm, config.where, f"seed{config.seed}"]
+    parts += [*(str(values[name]) for name in config.named), f"seed{config.seed}"]
     parts += [_option(name, values[name]) for name in changed]
     name = re.sub(r"[^\w.+]+", "-", "-".join(parts)).strip("-.")
     if len(name) <= _LONGEST:

@@ -6,15 +6,17 @@ import os
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
-from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.config import Run
 from whitenorm.lab.training.outcome import Epoch
+from whitenorm.lab.training.task import Task
 
 
-def progress(config: Train) -> list[Callback]:
+def progress(config: Run) -> list[Callback]:
     """The callbacks that show a run, if it is to be shown."""
     if config.quiet:
         return []
@@ -22,7 +24,7 @@ def progress(config: Train) -> list[Callback]:
     return [*bar, Lines()]
 
 
-def say(config: Train, line: str) -> None:
+def say(config: Run, line: str) -> None:
     """A line for the user, from the first process."""
     if not config.quiet and os.environ.get("RANK", "0") == "0":
         print(line, flush=True)
@@ -47,10 +49,11 @@ class Lines(Callback):
         last, elapsed = history[-1], time.monotonic() - self.start
         total: int = pl_module.total_steps  # type: ignore[assignment]
         left = elapsed / (last.step - self.first) * (total - last.step)
-        line = f"epoch {last.epoch}/{trainer.max_epochs}: train {last.train_accuracy:.2%} ({last.train_loss:.4f})"
-        for name, (loss, accuracy) in last.tests().items():
-            line += f", {name} {accuracy:.2%} ({loss:.4f})"
-        line += f", lr {last.lr:.3g}, {last.images_per_second:.0f} images/s, "
+        task: Task[Any] = pl_module.task  # type: ignore[assignment]
+        line = f"epoch {last.epoch}/{trainer.max_epochs}: train {task.words(last.train)}"
+        for name, numbers in last.tests.items():
+            line += f", {name} {task.words(numbers)}"
+        line += f", lr {last.lr:.3g}, {last.examples_per_second:.0f} {task.unit}/s, "
         if last.recalibrate_seconds:
             line += f"recalibrated in {last.recalibrate_seconds:.2g} s, "
         print(f"{line}{timedelta(seconds=round(left))} left", flush=True)

@@ -6,35 +6,35 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.config import NormOptions, Run
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.models.recalibrate import recalibrate_
 
-IMAGES = 5000
 _BATCH = nn.modules.batchnorm._BatchNorm
 
 
-def images(config: Train, model: nn.Module) -> int:
-    """How many training images the statistics are taken from; 0 leaves the running ones.
+def examples(config: Run, model: nn.Module, usual: int) -> int:
+    """How many training examples the statistics are taken from; 0 leaves the running ones.
 
     Example::
 
-        >>> images(Train(), nn.BatchNorm2d(4)), images(Train(), whitenorm.IterNorm(4))
+        >>> examples(Run(), nn.BatchNorm2d(4), 5000), examples(Run(), whitenorm.IterNorm(4), 5000)
         (0, 5000)
     """
     if config.recalibrate is None:
-        return IMAGES if any(_keeps(module, PopulationWhitening) for module in model.modules()) else 0
+        return usual if any(_keeps(module, PopulationWhitening) for module in model.modules()) else 0
     if config.recalibrate and not _layers(model):
+        norm = f" with norm {config.norm}" if isinstance(config, NormOptions) else ""
         raise ValueError(
-            f"expected a net with population statistics to recalibrate (got {config.net} with norm {config.norm}, "
-            "which has none); leave --recalibrate out"
+            f"expected a model with population statistics to recalibrate (got {type(model).__name__}{norm}, which has "
+            "none); leave --recalibrate out"
         )
     return config.recalibrate
 
 
-def recalibrate(model: nn.Module, inputs: Iterator[Tensor]) -> None:
+def recalibrate(model: nn.Module, inputs: Iterator[Any]) -> None:
     """Take the statistics from inputs. Synchronised layers join their data; of others, processes take the average."""
     recalibrate_(model, inputs, progress=False)
     if dist.is_available() and dist.is_initialized():

@@ -13,36 +13,37 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from whitenorm.lab.data import Dataset
+from whitenorm.lab import tasks
 from whitenorm.lab.training import recalibration
 from whitenorm.lab.training.checkpoints import newest_whole
-from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.folder import Description, RunFolder
+from whitenorm.lab.training.config import Run
+from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.loading import build
 from whitenorm.lab.training.lock import locked
-from whitenorm.lab.training.module import Classifier
+from whitenorm.lab.training.module import Training
 from whitenorm.lab.training.outcome import DivergenceError, Outcome
 from whitenorm.lab.training.progress import say
-from whitenorm.lab.training.sources import Source, source
+from whitenorm.lab.training.sources import Source
+from whitenorm.lab.training.task import Task
 from whitenorm.lab.training.trainer import make_trainer, quiet
 
 
 def fit(
-    config: Train,
+    config: Run,
     *,
     model: nn.Module | None = None,
-    dataset: Dataset | None = None,
+    dataset: Any = None,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
-    """Train a net and return its numbers.
+    """Train a model for a task and return its numbers.
 
     The weights that are left have the population statistics of the last test (``config.recalibrate``). With a folder, a
     run that was stopped goes on from its last checkpoint, and one that is done returns its outcome.
 
     Args:
-        config: the run.
-        model: trained in place of the net that the configuration names.
-        dataset: in place of the data that it names.
+        config: the run, of a task's dataclass.
+        model: trained, in training mode, in place of the one that the configuration names.
+        dataset: in place of the data that it names; of classification, a :class:`whitenorm.lab.data.Dataset`.
         callbacks: lightning's, to watch training with.
 
     Raises:
@@ -50,6 +51,7 @@ def fit(
 
     Example::
 
+        >>> from whitenorm.lab.training import Train
         >>> outcome = fit(Train(net="mlp-16", dataset="digits", epochs=1, quiet=True))
         >>> outcome.test_accuracy > 0.5
         True
@@ -61,11 +63,11 @@ def fit(
         if (done := _done(config, folder)) is not None:
             return done
     torch.manual_seed(config.seed)
-    batches = source(config, dataset, lambda: trainer.global_step, rank, world)
-    given = tuple(name for name, value in (("model", model), ("dataset", dataset)) if value is not None)
-    description = Description(batches.classes, batches.shape, given)
-    module = _module(build(config, description) if model is None else model, config, batches, world)
-    _check_forward(module.model, config, description)
+    task = tasks.made(config)
+    batches = task.source(dataset, lambda: trainer.global_step, rank, world)
+    given = [name for name, value in (("model", model), ("dataset", dataset)) if value is not None]
+    module = _module(build(task, batches.description) if model is None else model, task, batches, world)
+    task.check(module.model, batches.description)
     with quiet(), _held(folder, rank):
         epochs = -(-module.total_steps // module.steps_per_epoch)
         trainer = make_trainer(config, folder, epochs, len(batches.tests) > 0, callbacks)
@@ -76,25 +78,31 @@ def fit(
                 return done
             checkpoint = _checkpoint(config, folder, module, rank)
             if rank == 0:
-                folder.claim(config, description)
-        outcome = _trained(trainer, module, batches, checkpoint)
+                folder.claim(config, batches.description, given)
+        outcome = _trained(trainer, module, batches, checkpoint, None if folder is None or rank else folder.path)
         if folder is not None and rank == 0:
             folder.finish(outcome, module.model)
     return outcome
 
 
-def _trained(trainer: Trainer, module: Classifier, batches: Source, checkpoint: Path | None) -> Outcome:
-    """Train to the end, test, and leave the population of the last test in the model."""
+def _trained(
+    trainer: Trainer, module: Training, batches: Source, checkpoint: Path | None, folder: Path | None
+) -> Outcome:
+    """Train to the end, test, leave the population of the last test in the model, and let the task finish."""
     parameters = sum(parameter.numel() for parameter in module.model.parameters())
-    outcome = Outcome(module.config.to_dict(), batches.classes, parameters)
+    outcome = Outcome(module.config.to_dict(), batches.description, parameters)
     tests = list(batches.tests.values())
     try:
         trainer.fit(module, batches.train, tests, ckpt_path=checkpoint)
-        if tests and not module.history[-1].tests():
+        if tests and not module.history[-1].tests:
             trainer.validate(module, tests, verbose=False)
             module.record_test(module.history[-1])
         if module.calibration is not None:
             module.to(trainer.strategy.root_device).eval().recalibrate()
+        if folder is not None:
+            module.to(trainer.strategy.root_device).eval()
+            with torch.no_grad():
+                module.task.finish(module.model, batches, folder)
     except SystemExit as error:
         # Lightning's answer to Ctrl-C, which it also turns off.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,7 +122,7 @@ def _held(folder: RunFolder | None, rank: int) -> AbstractContextManager[None]:
     return nullcontext() if folder is None or rank else locked(folder.path)
 
 
-def _done(config: Train, folder: RunFolder) -> Outcome | None:
+def _done(config: Run, folder: RunFolder) -> Outcome | None:
     """The outcome of a run that is done; none where a file of it is damaged, and so must be made again."""
     try:
         done = folder.outcome() if folder.weights() is not None else None
@@ -126,7 +134,7 @@ def _done(config: Train, folder: RunFolder) -> Outcome | None:
     return done
 
 
-def _checkpoint(config: Train, folder: RunFolder, module: Classifier, rank: int) -> Path | None:
+def _checkpoint(config: Run, folder: RunFolder, module: Training, rank: int) -> Path | None:
     """Where to go on from, if anywhere; the first process sets aside what is damaged."""
 
     def fits(checkpoint: dict[str, Any]) -> None:
@@ -144,36 +152,13 @@ def _checkpoint(config: Train, folder: RunFolder, module: Classifier, rank: int)
     return checkpoint
 
 
-def _check_forward(model: nn.Module, config: Train, description: Description) -> None:
-    """Refuse a net that does not take the images or has other outputs, before anything is begun."""
-    example = next(model.parameters(), torch.empty(0))
-    images = torch.zeros(2, *description.shape, dtype=example.dtype, device=example.device)
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits = model.eval()(images)
-    except RuntimeError as error:
-        raise ValueError(
-            f"expected a net that takes images of {'×'.join(map(str, description.shape))}, as {config.dataset} has "
-            f"(got {config.net}, which fails: {error}); choose another net"
-        ) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    if logits.shape[1:] != (description.classes,):
-        raise ValueError(
-            f"expected a net with {description.classes} outputs, as {config.dataset} has classes (got outputs of shape "
-            f"{tuple(logits.shape[1:])})"
-        )
-
-
-def _module(model: nn.Module, config: Train, batches: Source, world: int) -> Classifier:
-    module = Classifier(model, config, batches.classes, batches.normalisation, batches.tests)
-    if number := recalibration.images(config, model):
+def _module(model: nn.Module, task: Task[Any], batches: Source, world: int) -> Training:
+    config, module = task.config, Training(model.train(), task, batches.tests)
+    if number := recalibration.examples(config, model, task.calibrated):
         module.calibration = batches.calibration(number)
     module.steps_per_epoch = len(batches.train)
     module.total_steps = min(config.epochs * len(batches.train), config.steps or 2**62)
-    module.images_per_step = batches.batch_size
+    module.per_step = batches.per_step
     if config.sync and world == 1:
         raise ValueError("expected several processes, started by torchrun, for sync (got one); leave it out")
     return module

@@ -1,61 +1,60 @@
-"""Loss and accuracy as sums over images, over all processes."""
+"""Numbers of an epoch as totals over examples, over all processes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torchmetrics
 from torch import Tensor
 
-_NAMES = ("loss", "correct", "top5", "images")
-# Of fewer classes, the right one is hardly ever not among five.
-_CLASSES_FOR_TOP5 = 50
 
+class Means(torchmetrics.Metric):
+    """Means by name, such as loss and accuracy, of examples that each count once, in whatever batch and process.
 
-class Scores(torchmetrics.Metric):
-    """Mean loss, accuracy, and top-5 accuracy where there are many classes.
-
-    Every image counts once, however it came to which process.
+    Totals are added where the data are, and nothing waits for them. They can be kept, and gone on from: a run that was
+    stopped in an epoch ends it with the same numbers.
 
     Example::
 
-        >>> scores = Scores(3)
-        >>> scores.update(torch.tensor(0.5), torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> scores = Means(("loss", "accuracy"))
+        >>> scores.update(3, loss=torch.tensor(1.5), accuracy=torch.tensor(2))
         >>> scores.compute()
         {'loss': 0.5, 'accuracy': 0.6666666666666666}
     """
 
     full_state_update = False
-    loss: Tensor
-    correct: Tensor
-    top5: Tensor
-    images: Tensor
+    totals: Tensor
+    """Of the names in order, and last of the examples."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, names: Sequence[str] = ("loss",)) -> None:
         super().__init__()
-        self.has_top5 = classes >= _CLASSES_FOR_TOP5
-        for name in _NAMES:
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.names = tuple(names)
+        self.add_state("totals", torch.zeros(len(self.names) + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch with this mean loss."""
-        self.loss += loss * len(labels)
-        self.correct += (logits.argmax(1) == labels).sum()
-        self.images += len(labels)
-        if self.has_top5:
-            self.top5 += (logits.topk(5).indices == labels.unsqueeze(1)).sum()
+    def update(self, examples: int | Tensor, **totals: Tensor | float) -> None:
+        """Add a batch: how many examples (or tokens) it has, and each name's total over them."""
+        if set(totals) != set(self.names):
+            raise ValueError(f"expected totals of {', '.join(self.names)} (got {', '.join(totals)})")
+        for i, name in enumerate(self.names):
+            self.totals[i] += totals[name]
+        self.totals[-1] += examples
 
     def compute(self) -> dict[str, float]:
-        """Means over all images."""
-        means = {"loss": float(self.loss / self.images), "accuracy": float(self.correct / self.images)}
-        return {**means, "top5": float(self.top5 / self.images)} if self.has_top5 else means
+        """The mean of each name over all examples."""
+        *totals, examples = self.totals.tolist()
+        return {name: total / examples for name, total in zip(self.names, totals, strict=True)}
 
-    def sums(self) -> dict[str, Tensor]:
-        """The sums as they stand, over all processes."""
+    def total(self, name: str) -> Tensor:
+        """A name's total so far, in this process."""
+        return self.totals[self.names.index(name)]
+
+    def kept(self) -> Tensor:
+        """The totals as they stand, over all processes."""
         with self.sync_context():
-            return {name: getattr(self, name).clone() for name in _NAMES}
+            return self.totals.clone()
 
-    def load(self, sums: dict[str, Tensor]) -> None:
-        """Go on from sums."""
-        for name in _NAMES:
-            getattr(self, name).copy_(sums[name])
+    def load(self, kept: Tensor) -> None:
+        """Go on from totals."""
+        self.totals.copy_(kept)
         self._update_count = 1

@@ -16,13 +16,13 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from whitenorm.lab.training.checkpoints import Checkpoints, WholeFiles
-from whitenorm.lab.training.config import Train
+from whitenorm.lab.training.config import Run
 from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.progress import progress
 
 
 def make_trainer(
-    config: Train, folder: RunFolder | None, epochs: int, tests: bool, callbacks: Sequence[Callback]
+    config: Run, folder: RunFolder | None, epochs: int, tests: bool, callbacks: Sequence[Callback]
 ) -> Trainer:
     """The trainer: on what there is, over the processes that torchrun started, with logs if there is a folder."""
     if config.precision == "16-mixed" and (config.accelerator == "cpu" or not torch.accelerator.is_available()):
@@ -50,6 +50,7 @@ def make_trainer(
             enable_model_summary=False,
             num_sanity_val_steps=0,
             check_val_every_n_epoch=config.test_every,
+            gradient_clip_val=config.clip,
             limit_val_batches=1.0 if tests else 0,
             # Statistics are written before a test.
             inference_mode=False,
@@ -71,6 +72,8 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # Lightning's own use of torch's pytrees.
             warnings.filterwarnings("ignore", ".*treespec, LeafSpec.* is deprecated", FutureWarning)
+            # Of a task's own networks, which are not trained; the model is in training mode.
+            warnings.filterwarnings("ignore", "Found .* in eval mode at the start of training")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

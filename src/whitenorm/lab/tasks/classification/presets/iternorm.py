@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.presets.dbn import DbnImagenet, DbnWrn
+from whitenorm.lab.tasks.classification.config import Train
+from whitenorm.lab.tasks.classification.presets.dbn import DbnImagenet, DbnWrn
 
 
 @dataclass

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.presets.iternorm import IternormImagenet
+from whitenorm.lab.tasks.classification.config import Train
+from whitenorm.lab.tasks.classification.presets.iternorm import IternormImagenet
+from whitenorm.lab.training.config import Schedule
 
 
 @dataclass
@@ -33,7 +33,7 @@ class GwAdvanced(GwImagenet):
     Command: torchrun --nproc-per-node 2 -m whitenorm train gw-advanced --dataset imagefolder:PATH
     """
 
-    schedule: Literal["constant", "step", "every", "cosine"] = "cosine"
+    schedule: Schedule = "cosine"
     label_smoothing: float = 0.1
     mixup: float = 0.2
 

@@ -6,7 +6,7 @@ multiply-add.
 
 from __future__ import annotations
 
-from whitenorm.lab.training.config import Train
-from whitenorm.lab.training.presets import dbn, gw, iternorm, sw
+from whitenorm.lab.tasks.classification.config import Train
+from whitenorm.lab.tasks.classification.presets import dbn, gw, iternorm, sw
 
 PRESETS: dict[str, type[Train]] = {**dbn.PRESETS, **iternorm.PRESETS, **sw.PRESETS, **gw.PRESETS}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from whitenorm.lab.training.config import Train
+from whitenorm.lab.tasks.classification.config import Train
+from whitenorm.lab.training.config import Schedule
 
 
 @dataclass
@@ -29,7 +30,7 @@ class DbnVgg(Train):
     normalize: Literal["channel", "pixel", "pixel-mean", "none"] = "pixel"
     batch_size: int = 256
     weight_decay: float = 5e-4
-    schedule: Literal["constant", "step", "every", "cosine"] = "every"
+    schedule: Schedule = "every"
     factor: float = 0.5
     every: int = 2000
 
