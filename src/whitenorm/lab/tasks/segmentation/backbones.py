@@ -51,10 +51,10 @@ class _Stages(nn.ModuleDict):
     """The stages of a ResNet under its own names; gives the features of the last two."""
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        features = [images]
+        earlier = last = images
         for stage in self.values():
-            features.append(stage(features[-1]))
-        return features[-2:]
+            earlier, last = last, stage(last)
+        return [earlier, last]
 
 
 def _resnet(name: str, stride: int) -> Backbone:
