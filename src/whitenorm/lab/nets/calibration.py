@@ -46,8 +46,9 @@ def batch_norm_outputs(model: nn.Module, images: Tensor) -> dict[str, ChannelMom
         running_mean, running_var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
         scale = torch.rsqrt(running_var + norm.eps)  # type: ignore[operator]
         scale = scale if norm.weight is None else scale * norm.weight  # type: ignore[operator]
-        shift = 0.0 if norm.bias is None else norm.bias
-        found[name] = ChannelMoments((mean - running_mean) * scale + shift, deviation * scale.abs())
+        shifted = (mean - running_mean) * scale
+        shifted = shifted if norm.bias is None else shifted + norm.bias  # type: ignore[operator]
+        found[name] = ChannelMoments(shifted, deviation * scale.abs())
 
     norms = {
         name: module
@@ -93,8 +94,8 @@ def match_(model: nn.Module, targets: dict[str, ChannelMoments], images: Tensor)
             mean, deviation = _moments(output)
             # A channel that is constant stays so, at the mean.
             factor = torch.where(deviation > 0, target.deviation / deviation, 1.0)
-            norm.weight.mul_(factor)  # type: ignore[operator, union-attr]
-            norm.bias.sub_(mean).mul_(factor).add_(target.mean)  # type: ignore[operator, union-attr]
+            norm.weight.mul_(factor)  # type: ignore[operator]
+            norm.bias.sub_(mean).mul_(factor).add_(target.mean)  # type: ignore[operator]
             shape = (-1, *[1] * (output.dim() - 2))
             return (output - mean.view(shape)) * factor.view(shape) + target.mean.view(shape)
 

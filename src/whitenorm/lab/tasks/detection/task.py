@@ -112,7 +112,7 @@ class DetectionTask(Task[Detection]):
 
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
         losses = model(batch.images, batch.targets)
-        total: Tensor = sum(losses.values())  # type: ignore[assignment]
+        total: Tensor = sum(losses.values())
         number = len(batch.images)
         parts = {name: losses[_LOSSES[name]].detach() * number for name in scores.names if name != "loss"}
         scores.update(number, loss=total.detach() * number, **parts)

@@ -43,7 +43,7 @@ class Features(nn.Module):
         self.stages, self.content = nn.ModuleList(stages), content
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
-        self.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+        self.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return self._maps(images, len(self.stages))
@@ -79,7 +79,7 @@ def _lite0() -> Features:
     for stage in (second, third):
         stage[0].conv_dw.stride = (1, 1)
         stage[0].bn2 = nn.Sequential(stage[0].bn2, nn.AvgPool2d(2))
-    net.conv_stem.stride = (1, 1)  # type: ignore[union-attr]
+    net.get_submodule("conv_stem").stride = (1, 1)  # type: ignore[assignment]
     stem = nn.Sequential(net.conv_stem, net.bn1)  # type: ignore[arg-type]
     stages = [stem, nn.Sequential(nn.AvgPool2d(2), first), second, third]
     return Features(stages, 3, pretrained.MEAN, pretrained.STD)

@@ -81,7 +81,8 @@ class StyleTransfer(Task[Style]):
         config = self.config
         net = TransformerNet(config.width, config.blocks, bias=config.norm == "none")
         # Convolutions with few channels, as the first and the last, are faster so, on CPUs too.
-        return place_(net, config.norm, config.where, **config.norm_options()).to(memory_format=torch.channels_last)
+        placed = place_(net, config.norm, config.where, **config.norm_options())
+        return placed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def example(self, description: dict[str, Any], number: int) -> Tensor:
         return torch.rand(number, 3, self.config.crop, self.config.crop)
