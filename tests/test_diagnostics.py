@@ -195,8 +195,8 @@ def test_costs_of_a_layer():
     layer.train()
     before = layer.running_mean.clone()
     assert flops(layer, x) > 4 * x.numel() * 8
-    # The input, and two matrices and a mean for each group.
-    assert saved_bytes(layer, x) == x.nbytes + 4 * (2 * 2 * 8 * 8 + 16)
+    # The input, and two matrices, a mean and a trace for each group.
+    assert saved_bytes(layer, x) == x.nbytes + 4 * (2 * 2 * 8 * 8 + 16 + 2)
     assert saved_bytes(nn.ReLU(), x) == x.nbytes
     assert torch.equal(layer.running_mean, before)
     assert layer.num_batches_tracked == 0

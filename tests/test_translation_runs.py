@@ -30,7 +30,7 @@ def root(tmp_path_factory):
 def run(root, tmp_path_factory):
     """A run with GW, of its folder and outcome."""
     folder = tmp_path_factory.mktemp("runs") / "gw"
-    return folder, fit(Translate(**TINY, norm="gw", data=root, lr=0.01, epochs=12, folder=folder))
+    return folder, fit(Translate(**TINY, norm="gw", data=root, lr=0.01, epochs=20, folder=folder))
 
 
 def test_it_learns(run):

@@ -120,10 +120,14 @@ def _cuts(lengths: Sequence[int], tokens: int, world: int) -> list[int]:
             cuts.append(rows)
             rows = 0
         rows += 1
-    if rows < world and cuts:
-        # Every process needs a pair of every batch.
-        cuts[-1] += rows
-        return cuts
+    if cuts:
+        # The last two are made alike, as far as there is room, so that few processes see what one would.
+        both = cuts[-1] + rows
+        rows = max(rows, min(both // 2, tokens // lengths[-1]))
+        cuts[-1] = both - rows
+        if min(cuts[-1], rows) < world:
+            # Every process needs a pair of every batch.
+            return [*cuts[:-1], both]
     if rows < world:
         raise ValueError(f"expected a training pair for each of {world} processes (got {rows})")
     return [*cuts, rows]

@@ -56,20 +56,22 @@ def beam_search(net: Transformer, source: Tensor, beams: int = 5, penalty: float
 
     Args:
         net: in eval mode.
-        source: ids ``(N, S)``, padded. Translations have at most 2·S + 10 pieces.
+        source: ids ``(N, S)``, padded. Of a sentence of S pieces, a translation has at most 2·S + 10, whatever stands
+            beside it in the batch.
         beams: B; 1 is greedy.
         penalty: of length; 0 compares log p as it is, which favours short ones.
     """
-    limit = 2 * source.shape[1] + _ROOM
-    best = _Best(len(source), limit, source.device)
+    limits = 2 * (source != PAD).sum(1) + _ROOM
+    longest = 2 * source.shape[1] + _ROOM
+    best = _Best(len(source), longest, source.device)
     living = _begin(net, source, beams)
-    for length in range(1, limit + 2):
+    for length in range(1, longest + 2):
         last = living.pieces[:, :, -1].reshape(-1, 1)
         logits, past = net.decode(last, living.source, living.past)
         gains = logits[:, 0].float().log_softmax(-1).unflatten(0, living.scores.shape)  # N, B, V
         gains[..., [PAD, BOS]] = _NEVER
-        if length > limit:
-            gains[..., EOS + 1 :] = _NEVER
+        over = length > limits[living.sentences]
+        gains[..., EOS + 1 :].masked_fill_(over[:, None, None], _NEVER)
         living = _longer(living._replace(past=past), gains, best, length**penalty)
         going = (living.ended < beams) & living.scores[:, 0].isfinite()
         # A search may wait for its device: which sentences are left decides on the shapes of the next step.

@@ -131,9 +131,10 @@ def sinusoids(length: int, width: int, device: torch.device | None = None) -> Te
 
     Example::
 
-        >>> sinusoids(2, 4)
-        tensor([[0.0000, 0.0000, 1.0000, 1.0000],
-                [0.8415, 0.0001, 0.5403, 1.0000]])
+        >>> sinusoids(3, 2)
+        tensor([[ 0.0000,  1.0000],
+                [ 0.8415,  0.5403],
+                [ 0.9093, -0.4161]])
     """
     half = width // 2
     rates = torch.exp(torch.arange(half, device=device) * (-math.log(10000) / max(1, half - 1)))
