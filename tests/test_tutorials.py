@@ -8,7 +8,6 @@ from whitenorm.lab.data import ROOT_VARIABLE
 from whitenorm.lab.nets import pretrained
 
 
-@pytest.mark.filterwarnings("ignore:some layers are not what was asked for:UserWarning")
 def test_finetuning_runs(tmp_path, monkeypatch):
     pytest.importorskip("timm")
     pytest.importorskip(pretrained.PACKAGE)
