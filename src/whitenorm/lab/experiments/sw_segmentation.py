@@ -233,6 +233,7 @@ EXPERIMENT = Experiment(
         "paper": {"cases": ["ADE20K", "Cityscapes"]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
+    first_seed=10,
     plan=plan,
     run=run,
     draw=draw,

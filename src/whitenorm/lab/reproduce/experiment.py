@@ -73,6 +73,8 @@ class Experiment:
     scales: dict[str, Settings]
     seeds: dict[str, int]
     """How many, by scale."""
+    first_seed: int = field(default=0, kw_only=True)
+    """Seeds count from here: not those of pilots, by which a set-up was chosen."""
     plan: Callable[[Settings], list[Settings]]
     run: Callable[[Settings, Context], dict[str, Any]]
     draw: Callable[[Results], Figure]

@@ -81,8 +81,11 @@ def _judge_and_draw(
 def _all_runs(
     experiment: Experiment, store: Store, scale: str, seeds: int, data_root: Path | None, watch: Watch
 ) -> Results:
+    first = experiment.first_seed
     planned = [
-        Run(settings, seed, {}, 0.0) for settings in experiment.plan(experiment.scales[scale]) for seed in range(seeds)
+        Run(settings, seed, {}, 0.0)
+        for settings in experiment.plan(experiment.scales[scale])
+        for seed in range(first, first + seeds)
     ]
     done = {run.key(): run for run in store.done()}
     for number, run in enumerate(planned):
