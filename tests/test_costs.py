@@ -6,9 +6,10 @@ from torch import nn
 
 import whitenorm
 from whitenorm.lab import costs, published
-from whitenorm.lab.experiments import iternorm_snd, overheads
-from whitenorm.lab.experiments.gaussians import normalised
-from whitenorm.lab.experiments.sw_placement import working_order
+from whitenorm.lab.experiments.iternorm import snd as iternorm_snd
+from whitenorm.lab.experiments.shared import overheads
+from whitenorm.lab.experiments.shared.gaussians import normalised
+from whitenorm.lab.experiments.sw.placement import working_order
 from whitenorm.lab.nets import build
 from whitenorm.lab.reproduce.experiment import Context
 from whitenorm.lab.reproduce.results import Results, Run

@@ -7,7 +7,7 @@ import torch
 
 import whitenorm
 from whitenorm.lab.digits import Split
-from whitenorm.lab.experiments import faces
+from whitenorm.lab.experiments.shared import faces
 from whitenorm.lab.fitting import fit
 from whitenorm.lab.nets.nnn import NaturalNetwork
 from whitenorm.lab.reproduce.experiment import Context

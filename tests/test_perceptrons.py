@@ -9,8 +9,9 @@ pytest.importorskip("matplotlib")
 from image_sets import write_root
 
 import whitenorm
-from whitenorm.lab.experiments import gw_batch_group, gw_capacity
-from whitenorm.lab.experiments.perceptrons import below, mnist, norm, rest_below, run, tuned
+from whitenorm.lab.experiments.gw import batch_group as gw_batch_group
+from whitenorm.lab.experiments.gw import capacity as gw_capacity
+from whitenorm.lab.experiments.shared.perceptrons import below, mnist, norm, rest_below, run, tuned
 from whitenorm.lab.reproduce.experiment import Context
 from whitenorm.lab.reproduce.results import Results, Run
 from whitenorm.solvers import PCA, ZCA, Newton

@@ -1,15 +1,15 @@
-"""The papers' experiments, one file each, by id."""
+"""The papers' experiments: a folder a paper, a file each, by id. What several share is in ``shared``."""
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from whitenorm.lab.reproduce.experiment import Experiment
 
-# Those without an experiment of their own are what several share.
+# Those without an experiment of their own are what others use.
 _MODULES = [
     module
-    for name in sorted(info.name for info in iter_modules(__path__))
-    if hasattr(module := import_module(f"{__name__}.{name}"), "EXPERIMENT")
+    for name in sorted(info.name for info in walk_packages(__path__, f"{__name__}."))
+    if hasattr(module := import_module(name), "EXPERIMENT")
 ]
 
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.id: module.EXPERIMENT for module in _MODULES}

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments.perceptrons import Judge, below, label, run, tuned
+from whitenorm.lab.experiments.shared.perceptrons import Judge, below, label, run, tuned
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results

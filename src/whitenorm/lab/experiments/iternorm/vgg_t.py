@@ -7,7 +7,7 @@ scale has a net of a quarter of the width, 5,000 images, 5,000 test images and 5
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, errors_below, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 

@@ -7,7 +7,7 @@ Command: ``whitenorm reproduce dbn-imagenet --data ROOT``, with ROOT/imagenet/tr
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import below_bn, entry, variants
+from whitenorm.lab.experiments.shared.classification import below_bn, entry, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnImagenet
 
 _PRINTED = {

@@ -8,7 +8,7 @@ val.
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import below_bn, entry, last, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import below_bn, entry, last, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 from whitenorm.lab import costs, published
-from whitenorm.lab.experiments import overheads
+from whitenorm.lab.experiments.shared import overheads
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower

@@ -9,7 +9,7 @@ epochs on 20,000 images, 1 % of the paper's steps, without DBN-L1. Command:
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import below_bn, entry, last, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import below_bn, entry, last, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower, not_run

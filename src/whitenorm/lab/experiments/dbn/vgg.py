@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnVgg
 
 _CASES: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments import faces
+from whitenorm.lab.experiments.shared import faces
 from whitenorm.lab.fitting import centred
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line

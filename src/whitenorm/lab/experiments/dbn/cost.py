@@ -15,8 +15,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from whitenorm.lab.costs import VGG_A, Choice
-from whitenorm.lab.experiments import overheads
-from whitenorm.lab.experiments.overheads import run
+from whitenorm.lab.experiments.shared import overheads
+from whitenorm.lab.experiments.shared.overheads import run
 from whitenorm.lab.published import DBN_L1_PERCENT, INFERENCE_PERCENT, STEP_PERCENT
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results

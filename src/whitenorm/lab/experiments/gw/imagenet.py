@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whitenorm.lab.experiments.classification import entry, errors_below, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.tasks.classification.presets.gw import GwAdvanced, GwImagenet
 

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments.classification import entry, last
-from whitenorm.lab.experiments.gw_imagenet import BN, PLACED, TABLE_2
+from whitenorm.lab.experiments.gw.imagenet import BN, PLACED, TABLE_2
+from whitenorm.lab.experiments.shared.classification import entry, last
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results

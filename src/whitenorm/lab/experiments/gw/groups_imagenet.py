@@ -7,7 +7,7 @@ epochs. Command: ``whitenorm reproduce gw-groups-imagenet --data ROOT``, with RO
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.gw import GwImagenet
 
 _GROUPS = (8, 16, 32, 64, 128)

@@ -8,7 +8,7 @@ is well above BN's. Not stated there: the depth (here 20), the epochs (200), and
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnRate
 
 EXPERIMENT = entry(

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from whitenorm.diagnostics import fisher_condition_number
-from whitenorm.lab.experiments import faces
+from whitenorm.lab.experiments.shared import faces
 from whitenorm.lab.fitting import centred
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line

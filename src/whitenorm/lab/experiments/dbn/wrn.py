@@ -7,7 +7,7 @@ for 6 epochs; the paper's needs CIFAR-100 too. Command: ``whitenorm reproduce db
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import below_bn, entry, variants
+from whitenorm.lab.experiments.shared.classification import below_bn, entry, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnWrn
 
 _CASES = {

@@ -16,8 +16,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments import classification
-from whitenorm.lab.experiments.perceptrons import Judge, over_levels, rest_below, tuned
+from whitenorm.lab.experiments.shared import classification
+from whitenorm.lab.experiments.shared.perceptrons import Judge, over_levels, rest_below, tuned
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, levels_line
 from whitenorm.lab.reproduce.results import Results

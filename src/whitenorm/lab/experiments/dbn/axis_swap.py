@@ -13,7 +13,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments.perceptrons import Judge, below, run, tuned
+from whitenorm.lab.experiments.shared.perceptrons import Judge, below, run, tuned
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results

@@ -8,7 +8,7 @@ Command: ``whitenorm reproduce iternorm-vgg-group --data ROOT``.
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, variants
+from whitenorm.lab.experiments.shared.classification import entry, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, alike, every

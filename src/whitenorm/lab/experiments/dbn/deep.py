@@ -8,7 +8,7 @@ DBN's groups (here 16). The default scale has width 16, 4,000 images and 6 epoch
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import entry, last, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import entry, last, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, lower

@@ -17,7 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 from whitenorm.diagnostics import correlation
-from whitenorm.lab.experiments.gaussians import normalised
+from whitenorm.lab.experiments.shared.gaussians import normalised
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower, rising

@@ -7,7 +7,7 @@ on 5,000 images, 5,000 test images, for 6 epochs. Command: ``whitenorm reproduce
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.classification import below_bn, entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import below_bn, entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormWrn
 
 _CASES = {"WRN-28-10": {}, "WRN-40-10": {"net": "wrn-40-10"}}

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from whitenorm.lab.data import Split
-from whitenorm.lab.experiments.perceptrons import (
+from whitenorm.lab.experiments.shared.perceptrons import (
     Judge,
     accuracy_line,
     mnist,

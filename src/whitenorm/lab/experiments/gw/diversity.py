@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from whitenorm.diagnostics import diversity
-from whitenorm.lab.experiments.gaussians import normalised
+from whitenorm.lab.experiments.shared.gaussians import normalised
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from whitenorm.lab.experiments.perceptrons import Judge, accuracy_line, rest_below, run
+from whitenorm.lab.experiments.shared.perceptrons import Judge, accuracy_line, rest_below, run
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results

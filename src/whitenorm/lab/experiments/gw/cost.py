@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from whitenorm.lab.costs import RESNET50
-from whitenorm.lab.experiments.overheads import ordered, picture, run, settings, within
+from whitenorm.lab.experiments.shared.overheads import ordered, picture, run, settings, within
 from whitenorm.lab.published import S1_B2_PERCENT, STEP_PERCENT
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results

@@ -1,0 +1,1 @@
+"""Experiments of Decorrelated Batch Normalization, one file each."""

@@ -1,0 +1,1 @@
+"""Experiments of Group Whitening, one file each."""

@@ -1,0 +1,1 @@
+"""Experiments of Iterative Normalization, one file each."""

@@ -1,0 +1,1 @@
+"""Experiments of Switchable Whitening, one file each."""
