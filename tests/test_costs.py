@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from judged import verdict
 from torch import nn
 
 import whitenorm
@@ -73,10 +74,10 @@ def test_judging_overheads():
         return [Run({"table": "1", "model": model}, i, {"step": percent + i}, 1.0) for i in range(3)]
 
     results = Results(runs("BW", 5) + runs("SW", 12) + runs("other", 100))
-    assert overheads.within("step", {"BW": 10, "SW": 20}, "1")(results).verdict == "held"
-    assert overheads.within("step", {"BW": 10, "SW": 8}, "1")(results).verdict == "not held"
-    assert overheads.ordered(["BW", "SW", "other"], "1")(results).verdict == "held"
-    assert overheads.ordered(["SW", "BW"], "1")(results).verdict == "not held"
+    assert verdict(overheads.within("step", {"BW": 10, "SW": 20}, "1")(results)) == "held"
+    assert verdict(overheads.within("step", {"BW": 10, "SW": 8}, "1")(results)) == "not held"
+    assert verdict(overheads.ordered(["BW", "SW", "other"], "1")(results)) == "held"
+    assert verdict(overheads.ordered(["SW", "BW"], "1")(results)) == "not held"
 
 
 def test_a_norm_that_takes_long_is_seen(monkeypatch):

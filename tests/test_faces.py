@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from judged import judged, verdict
 
 import whitenorm
 from whitenorm.lab.digits import Split
@@ -79,18 +80,18 @@ def test_equal_time_is_the_end_of_the_fastest():
     # The slow method is lower after its last step, but not at the time when the other has made all of its.
     runs = [timed("quick", seed, [1.0, 2.0], [3.0, 1.0 + seed / 100]) for seed in range(3)]
     runs += [timed("slow", seed, [2.0, 4.0], [2.0 + seed / 100, 0.0]) for seed in range(3)]
-    judged = faces.faster(Results(runs), "quick", ["slow"])
-    assert judged.verdict == "held"
-    assert judged.ours.startswith("after 2 s:")
-    assert faces.faster(Results(runs), "slow", ["quick"]).verdict == "not held"
+    found = judged(faces.faster(Results(runs), "quick", ["slow"]))
+    assert found.verdict == "held"
+    assert found.ours.startswith("after 2 s:")
+    assert verdict(faces.faster(Results(runs), "slow", ["quick"])) == "not held"
 
 
 def test_a_diverged_method_sets_no_time():
     runs = [timed("quick", seed, [1.0, 2.0], [3.0, 1.0 + seed / 100]) for seed in range(3)]
     runs += [timed("slow", seed, [0.1, 0.1], [3.0, math.inf]) for seed in range(3)]
-    judged = faces.faster(Results(runs), "quick", ["slow"])
-    assert judged.verdict == "held"
-    assert judged.ours.startswith("after 2 s:")
+    found = judged(faces.faster(Results(runs), "quick", ["slow"]))
+    assert found.verdict == "held"
+    assert found.ours.startswith("after 2 s:")
 
 
 def test_group_size_is_asked_of_dbn_alone():
@@ -98,8 +99,8 @@ def test_group_size_is_asked_of_dbn_alone():
         timed("DBN", s, [1.0], [loss + s / 100], group_size=g) for g, loss in ((1, 9.0), (16, 1.0)) for s in range(3)
     ]
     runs += [timed("BN", seed, [1.0], [2.0 + seed / 100]) for seed in range(3)]
-    assert faces.faster(Results(runs), "DBN", ["BN"], group_size=16).verdict == "held"
-    assert faces.faster(Results(runs), "DBN", ["BN"], group_size=1).verdict == "not held"
+    assert verdict(faces.faster(Results(runs), "DBN", ["BN"], group_size=16)) == "held"
+    assert verdict(faces.faster(Results(runs), "DBN", ["BN"], group_size=1)) == "not held"
 
 
 def test_description_lists_what_the_seeds_chose():

@@ -7,6 +7,7 @@ from torch import nn
 pytest.importorskip("matplotlib")
 
 from image_sets import write_root
+from judged import judged, verdict
 
 import whitenorm
 from whitenorm.lab.experiments.gw import batch_group as gw_batch_group
@@ -75,16 +76,16 @@ def test_a_run_has_curves_and_their_ends(context):
 def test_methods_are_compared_at_their_own_best_rates():
     found = results({("A", 0.1): 5.0, ("A", 1.0): 1.0, ("B", 0.1): 2.0, ("B", 1.0): 9.0})
     assert tuned(found, norm="B").levels("lr") == [0.1]
-    assert below("final_error", {"norm": "A"}, {"norm": "B"})(found).verdict == "held"
-    assert below("final_error", {"norm": "B"}, {"norm": "A"})(found).verdict == "not held"
+    assert verdict(below("final_error", {"norm": "A"}, {"norm": "B"})(found)) == "held"
+    assert verdict(below("final_error", {"norm": "B"}, {"norm": "A"})(found)) == "not held"
 
 
 def test_an_end_of_a_scale_against_the_best_of_the_rest():
     found = results({("A", 1): 5.0, ("A", 2): 1.0, ("A", 3): 3.0})
-    judged = rest_below(found, "lr", 1, "final_error", "error")
-    assert judged.verdict == "held"
-    assert judged.ours.startswith("error, lr 2 1.1 ")
-    assert rest_below(found, "lr", 2, "final_error", "error").verdict == "not held"
+    first = judged(rest_below(found, "lr", 1, "final_error", "error"))
+    assert first.verdict == "held"
+    assert first.ours.startswith("error, lr 2 1.1 ")
+    assert verdict(rest_below(found, "lr", 2, "final_error", "error")) == "not held"
 
 
 def test_random_labels_are_the_seeds_own(context, monkeypatch):

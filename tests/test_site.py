@@ -10,6 +10,7 @@ from browser import look
 
 from whitenorm.cli import main
 from whitenorm.lab.experiments import EXPERIMENTS
+from whitenorm.lab.experiments.not_built import NOT_BUILT
 from whitenorm.lab.marked import write_between
 from whitenorm.lab.reproduce import claims
 from whitenorm.lab.reproduce.outcomes import PAPERS, commit, gather, hardware, summary
@@ -84,7 +85,7 @@ def test_every_experiment_is_of_a_known_paper():
 
 def test_index_counts_and_lists_all(site):
     page = Page(site / "index.html")
-    assert "5 claims of 2 experiments: 2 held, 2 not held, 1 not decided, 0 not run." in page.text
+    assert "5 claims of the papers in 2 experiments: 2 held, 2 not held, 1 not decided, 0 not run." in page.text
     for experiment in EXPERIMENTS.values():
         assert experiment.id in page.text
     for words in ("Welch's t-test", "P<x>, 2 threads, torch 2", "aaaaaaaaaa", "2026-01-02", "3.0 min", "default"):
@@ -96,10 +97,10 @@ def test_what_was_not_run_is_listed(results, tmp_path):
     outcomes = gather(tmp_path / "results", "default")
     write_site(outcomes, "default", tmp_path / "site")
     missing = len(EXPERIMENTS) - 1
-    assert summary(outcomes).endswith(f" {missing} experiment{'s' * (missing > 1)} not run.")
+    assert summary(outcomes, []).endswith(f" {missing} experiments not run.")
     text = Page(tmp_path / "site/index.html").text
     assert "dbn-axis-swapDBN fig. 2––––not run" in text
-    assert summary(outcomes) in text
+    assert summary(outcomes, NOT_BUILT) in text
     page = Page(tmp_path / "site/dbn.html")
     assert "Not run at default scale." in page.text
     assert "img" not in page.found
@@ -212,7 +213,7 @@ def test_readme(results, tmp_path):
     assert once.startswith("before\n")
     assert once.endswith("\nafter\n")
     assert "stale" not in once
-    assert f"**{summary(gather(results, 'default'))}**" in once
+    assert f"**{summary(gather(results, 'default'), NOT_BUILT)}**" in once
     assert (
         "| DBN fig. 2 | `dbn-axis-swap`: PCA against ZCA whitening of perceptrons | 2 | 1 | 1 | 0 | 1.5 min |" in once
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from whitenorm.lab.reproduce.outcomes import VERDICTS, Outcome, commit, duration, hardware, summary, tally
+from whitenorm.lab.experiments.not_built import NOT_BUILT, NotBuilt
+from whitenorm.lab.reproduce.outcomes import VERDICTS, Outcome, commit, duration, hardware, number, summary, tally
 
 START, END = "<!-- claims: written by whitenorm report -->", "<!-- end of claims -->"
 
@@ -15,13 +16,14 @@ def markdown(outcomes: list[Outcome], scale: str) -> str:
     time = duration(sum(content["seconds"] for content in contents))
     commits = ", ".join(dict.fromkeys(map(commit, contents)))
     lines = [
-        f"**{summary(outcomes)}**",
+        f"**{summary(outcomes, NOT_BUILT)}**",
         "",
         f"At {scale} scale, {time} in all, on {_plain(hardware(contents))}; commit {commits}.",
         "",
         f"| paper | experiment | {' | '.join(VERDICTS)} | time |",
         f"| --- | --- |{' ---: |' * (len(VERDICTS) + 1)}",
         *map(_row, outcomes),
+        *map(_not_built, NOT_BUILT),
         "",
         *_failures(outcomes),
     ]
@@ -33,9 +35,21 @@ def _row(outcome: Outcome) -> str:
     if outcome.content is None:
         cells = [*["–"] * len(VERDICTS), "not run"]
     else:
-        cells = [*map(str, tally([outcome]).values()), duration(outcome.content["seconds"])]
+        cells = [
+            *map(_cell, tally([outcome]).values(), tally([outcome], bars=True).values()),
+            duration(outcome.content["seconds"]),
+        ]
     what = f"`{experiment.id}`: {_plain(experiment.title)}"
     return f"| {_plain(f'{experiment.paper} {experiment.where}')} | {what} | {' | '.join(cells)} |"
+
+
+def _cell(claims: int, bars: int) -> str:
+    return f"{claims} and {number(bars, 'bar')}" if bars else str(claims)
+
+
+def _not_built(missing: NotBuilt) -> str:
+    cells = " | ".join(["–"] * len(VERDICTS))
+    return f"| {_plain(f'{missing.paper} {missing.where}')} | {_plain(missing.title)} | {cells} | not built |"
 
 
 def _failures(outcomes: list[Outcome]) -> list[str]:
@@ -43,7 +57,7 @@ def _failures(outcomes: list[Outcome]) -> list[str]:
         f"- {_plain(f'{outcome.experiment.paper} {outcome.experiment.where}')}, `{outcome.experiment.id}`: "
         f"**{_plain(claim['claim'])}.** Paper: {_plain(claim['paper'])}. Here: {_plain(claim['ours'])}"
         + (f" ({_plain(claim['why'])})." if claim["why"] else ".")
-        + (f" {_plain(claim['reason'])}" if claim["reason"] else "")
+        + "".join(f" {_plain(claim[why])}" for why in ("reason", "short") if claim[why])
         for outcome in outcomes
         for claim in outcome.claims
         if claim["verdict"] == "not held"

@@ -13,6 +13,7 @@ from rich.table import Table
 from whitenorm.lab.experiments import EXPERIMENTS
 from whitenorm.lab.near import near
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
+from whitenorm.lab.reproduce.outcomes import explained
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.runner import judge_again, reproduce
@@ -112,9 +113,8 @@ def verdicts(content: dict[str, Any]) -> Table:
     view = Table(title=f"{content['experiment']}: {content['title']} ({content['scale']}, {minutes:.1f} min)")
     for heading in ("claim", "paper", "here", "verdict"):
         view.add_column(heading, overflow="fold")
-    for claim in content["claims"]:
-        reason = EXPERIMENTS[content["experiment"]].reason(claim, content["scale"])
-        verdict = f"{claim['verdict']} ({claim['why']}) {reason}".strip()
+    for claim in explained(EXPERIMENTS[content["experiment"]], content):
+        verdict = " ".join(filter(None, (f"{claim['verdict']} ({claim['why']})", claim["reason"], claim["short"])))
         words = (claim["claim"], claim["paper"], claim["ours"], verdict)
         view.add_row(*words)
     return view

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from whitenorm.lab import data
+from whitenorm.lab.reproduce.evidence import Evidence
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement
+from whitenorm.lab.reproduce.rules import RULES, SECOND, Rule
 
 Settings = dict[str, Any]
 
@@ -23,11 +24,13 @@ class Claim:
     text: str
     paper: str
     """The paper's own numbers or picture, in words."""
-    judge: Callable[[Results], Judgement]
+    judge: Callable[[Results], Evidence]
     exact: bool = False
     """Does not depend on the scale: counts, shapes, placements. Others are never decided at smoke scale."""
     otherwise: str = ""
     """What is known of the reason, for where it does not hold."""
+    ours: bool = False
+    """A bar of this library's own, such as a time on this machine beside one printed for a GPU: counted apart."""
 
 
 @dataclass
@@ -73,6 +76,8 @@ class Experiment:
     scales: dict[str, Settings]
     seeds: dict[str, int]
     """How many, by scale."""
+    fewest_seeds: int = field(default=SECOND.fewest, kw_only=True)
+    """Below which nothing is decided: three where runs are long."""
     first_seed: int = field(default=0, kw_only=True)
     """Seeds count from here: not those of pilots, by which a set-up was chosen."""
     plan: Callable[[Settings], list[Settings]]
@@ -80,7 +85,9 @@ class Experiment:
     draw: Callable[[Results], Figure]
     data: tuple[str, ...] = ()
     reduction: str = ""
-    """What the default scale is short of, as a sentence: a reason for any claim that does not hold there."""
+    """What the default scale is short of, as a sentence that stands with every claim."""
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """What ran at the default scale in the place of what a claim names, such as another net."""
 
     def __post_init__(self) -> None:
         if set(self.scales) != set(SCALES) or set(self.seeds) != set(SCALES):
@@ -88,12 +95,24 @@ class Experiment:
                 f"expected scales and seeds of {self.id} for {', '.join(SCALES)} (got {list(self.scales)})"
             )
 
-    def reason(self, claim: dict[str, Any], scale: str) -> str:
-        """What is known of why a judged claim does not hold; nothing of one that does or is not decided."""
-        if claim["verdict"] != "not held":
-            return ""
-        known = {one.text: one.otherwise for one in self.claims}.get(claim["claim"], "")
-        return " ".join(text for text in (known, self.reduction if scale == "default" else "") if text)
+    def wording(self, claim: Claim, scale: str) -> str:
+        """A claim's text, with the net that ran where it is not the paper's."""
+        return standing_in(claim.text, self.stand_ins if scale == "default" else {})
+
+    def rule(self, name: str) -> Rule:
+        """The rule of this name, with this entry's number of seeds."""
+        rule = RULES[name]
+        return replace(rule, fewest=min(rule.fewest, self.fewest_seeds))
+
+
+def standing_in(text: str, ran: Mapping[str, str]) -> str:
+    """
+    >>> standing_in("DBN beats BN, WRN-28-10", {"WRN-28-10": "WRN-16-2"})
+    'DBN beats BN, WRN-16-2 (for WRN-28-10)'
+    """
+    for named, instead in ran.items():
+        text = text.replace(named, f"{instead} (for {named})")
+    return text
 
 
 SCALES = ("smoke", "default", "paper")

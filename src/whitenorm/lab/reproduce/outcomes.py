@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from whitenorm.lab.experiments import EXPERIMENTS, SETUPS
+from whitenorm.lab.experiments.not_built import NOT_BUILT, NotBuilt
 from whitenorm.lab.reproduce.experiment import Experiment
 from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.verdicts import Verdict
@@ -42,11 +43,24 @@ class Outcome:
 
     @property
     def claims(self) -> list[dict[str, Any]]:
-        """Each as it was judged: claim, paper, ours, verdict, why; and the reason, where one is known."""
-        if self.content is None:
-            return []
-        scale = self.content["scale"]
-        return [{**claim, "reason": self.experiment.reason(claim, scale)} for claim in self.content["claims"]]
+        """Each as it was judged, explained."""
+        return [] if self.content is None else explained(self.experiment, self.content)
+
+
+def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The judged claims of an entry (claim, paper, ours, verdict, why), and what is known of them besides.
+
+    That is the reason where one does not hold, what the scale is short of, and whether it is a bar of our own.
+    """
+    scale = content["scale"]
+    known = {experiment.wording(claim, scale): claim for claim in experiment.claims}
+    rows = []
+    for row in content["claims"]:
+        claim = known.get(row["claim"])
+        reason = claim.otherwise if claim is not None and row["verdict"] == "not held" else ""
+        short = experiment.reduction if scale == "default" and not (claim is not None and claim.exact) else ""
+        rows.append({**row, "reason": reason, "short": short, "bar": claim is not None and claim.ours})
+    return rows
 
 
 def gather(folder: Path, scale: str) -> list[Outcome]:
@@ -63,26 +77,41 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
     return outcomes
 
 
-def tally(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
-    """How many claims got each verdict."""
-    counts = Counter(claim["verdict"] for outcome in outcomes for claim in outcome.claims)
+def missing_of(paper: str) -> list[NotBuilt]:
+    """What of a paper has no entry."""
+    return [missing for missing in NOT_BUILT if missing.paper == paper]
+
+
+def tally(outcomes: Iterable[Outcome], bars: bool = False) -> dict[Verdict, int]:
+    """How many claims of the papers got each verdict, or how many bars of our own."""
+    counts = Counter(claim["verdict"] for outcome in outcomes for claim in outcome.claims if claim["bar"] == bars)
     return {verdict: counts[verdict] for verdict in VERDICTS}
 
 
-def summary(outcomes: list[Outcome], verdicts: bool = True) -> str:
+def summary(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> str:
     """How many claims of how many experiments there are, and how many held, as sentences."""
     if not outcomes:
         return "No experiment of this paper yet."
     run = [outcome for outcome in outcomes if outcome.content is not None]
-    counts = tally(run)
     sentences = []
     if run:
-        words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        what = f"{number(sum(counts.values()), 'claim')} of {number(len(run), 'experiment')}"
-        sentences.append(f"{what}: {words}." if verdicts else f"{what}.")
+        counts = tally(run)
+        words = f": {_counted(counts)}" if verdicts else ""
+        what = f"{number(sum(counts.values()), 'claim')} of the papers in {number(len(run), 'experiment')}"
+        sentences.append(f"{what}{words}.")
+        bars = tally(run, bars=True)
+        if sum(bars.values()):
+            words = f": {_counted(bars)}" if verdicts else ""
+            sentences.append(f"{number(sum(bars.values()), 'bar')} of our own{words}.")
     if len(run) < len(outcomes):
         sentences.append(f"{number(len(outcomes) - len(run), 'experiment')} not run.")
+    if missing:
+        sentences.append(f"{number(len(missing), 'experiment')} not built.")
     return " ".join(sentences)
+
+
+def _counted(counts: dict[Verdict, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
 def number(count: int, what: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from whitenorm.lab.experiments.not_built import NOT_BUILT
 from whitenorm.lab.marked import write_between
 from whitenorm.lab.reproduce import claims
 from whitenorm.lab.reproduce.outcomes import gather, summary
@@ -38,7 +39,7 @@ def run(options: Report) -> None:
     # All files before the first word: who reads only that, as head does, ends the command there.
     if options.readme is not None:
         write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
-    console.print(summary(outcomes))
+    console.print(summary(outcomes, NOT_BUILT))
     console.print(f"Site: {options.out / 'index.html'}", soft_wrap=True)
     if options.readme is not None:
         console.print(f"Table of claims: {options.readme}", soft_wrap=True)

@@ -13,9 +13,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from whitenorm.lab.machine import machine
-from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment
+from whitenorm.lab.reproduce.experiment import Context, Experiment
 from whitenorm.lab.reproduce.results import Results, Run, Store
-from whitenorm.lab.reproduce.verdicts import Judgement
+from whitenorm.lab.reproduce.rules import FIRST, SECOND
+from whitenorm.lab.reproduce.verdicts import Judgement, judge
 
 Watch = Callable[[int, int, float, Run | None], None]
 """Told of progress: runs done, runs in all, the share of the present one, and a run that has just ended."""
@@ -40,6 +41,7 @@ def reproduce(
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": sum(run.seconds for run in runs),
         "machine": machine(),
+        "rule": SECOND.name,
     }
     content = _judge_and_draw(experiment, store, scale, made, runs)
     store.forget()
@@ -47,7 +49,10 @@ def reproduce(
 
 
 def judge_again(experiment: Experiment, folder: Path, scale: str = "default") -> dict[str, Any]:
-    """Judge and draw the runs that there are, by the claims and figures of today; nothing is run."""
+    """Judge and draw the runs that there are, by the claims and figures of today; nothing is run.
+
+    The rule is the one that they were made under.
+    """
     store = Store(folder, experiment.id, scale)
     content = store.read()
     if content is None:
@@ -55,6 +60,7 @@ def judge_again(experiment: Experiment, folder: Path, scale: str = "default") ->
             f"expected results of {experiment.id} at {scale} scale in {folder} (got none); run it without --judge"
         )
     made = {name: content[name] for name in ("parameters", "finished", "seconds", "machine")}
+    made["rule"] = content.get("rule", FIRST.name)
     return _judge_and_draw(experiment, store, scale, made, content["runs"])
 
 
@@ -68,7 +74,7 @@ def _judge_and_draw(
         "title": experiment.title,
         "scale": scale,
         **made,
-        "claims": [judged(claim, runs, scale) for claim in experiment.claims],
+        "claims": judged(experiment, runs, scale, made["rule"]),
     }
     # The picture first: were it to fail, the runs are still there to go on from.
     figure = experiment.draw(runs)
@@ -109,15 +115,20 @@ def _all_runs(
     return Results(kept[run.key()] for run in planned)
 
 
-def judged(claim: Claim, runs: Results, scale: str) -> dict[str, str]:
-    """A claim with our numbers and the verdict."""
-    judgement = claim.judge(runs)
-    if scale == "smoke" and not claim.exact and judgement.verdict != "not run":
-        judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
-    return {
-        "claim": claim.text,
-        "paper": claim.paper,
-        "ours": judgement.ours,
-        "verdict": judgement.verdict,
-        "why": judgement.why,
-    }
+def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
+    """Every claim with our numbers and the verdict."""
+    judgements = judge([claim.judge(runs) for claim in experiment.claims], experiment.rule(rule))
+    rows = []
+    for claim, judgement in zip(experiment.claims, judgements, strict=True):
+        if scale == "smoke" and not claim.exact and judgement.verdict != "not run":
+            judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
+        rows.append(
+            {
+                "claim": experiment.wording(claim, scale),
+                "paper": claim.paper,
+                "ours": judgement.ours,
+                "verdict": judgement.verdict,
+                "why": judgement.why,
+            }
+        )
+    return rows

@@ -14,10 +14,10 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared.perceptrons import Judge, below, run, tuned
+from whitenorm.lab.reproduce.evidence import Evidence, alike
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike
 
 _PLAIN: Settings = {"norm": "plain"}
 _PCA: Settings = {"norm": "DBN-PCA", "eps": 1e-3, "affine": False}
@@ -39,7 +39,7 @@ def _below(hidden: int, one: Settings, other: Settings) -> Judge:
     return below("final_loss", {**one, "hidden": hidden}, {**other, "hidden": hidden})
 
 
-def _guesses(results: Results) -> Judgement:
+def _guesses(results: Results) -> Evidence:
     errors = tuned(results, hidden=3, **_PCA).values("final_error")
     return alike(errors, [_CHANCE] * len(errors), ("error in % of DBN-PCA", "guessing"), margin=10)
 

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from whitenorm.diagnostics import fisher_condition_number
 from whitenorm.lab.experiments.shared import faces
 from whitenorm.lab.fitting import centred
+from whitenorm.lab.reproduce.evidence import Evidence, alike, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike, every, lower
 
 _NORMS = ("NNN", "LN", "BN", "DBN")
 
@@ -74,24 +74,24 @@ def _levels(results: Results, method: str) -> list[float]:
     return [float(np.mean(curve)) if curve else math.inf for curve in results.values("fisher", method=method)]
 
 
-def _better_than_plain(results: Results) -> Judgement:
+def _better_than_plain(results: Results) -> Evidence:
     return every(*(lower(_levels(results, name), _levels(results, "plain"), (name, "plain")) for name in _NORMS))
 
 
-def _dbn_best(results: Results) -> Judgement:
+def _dbn_best(results: Results) -> Evidence:
     others = ("NNN", "LN", "BN")
     return every(*(lower(_levels(results, "DBN"), _levels(results, name), ("DBN", name)) for name in others))
 
 
-def _faster_than_plain(results: Results) -> Judgement:
+def _faster_than_plain(results: Results) -> Evidence:
     return every(*(faces.faster(results, name, ["plain"]) for name in _NORMS))
 
 
-def _dbn_fastest(results: Results) -> Judgement:
+def _dbn_fastest(results: Results) -> Evidence:
     return faces.faster(results, "DBN", ["NNN", "LN", "BN"])
 
 
-def _twice_the_time(results: Results) -> Judgement:
+def _twice_the_time(results: Results) -> Evidence:
     steps = {name: results.values("step_seconds", method=name) for name in ("BN", "DBN")}
     ratios = [dbn / bn for dbn, bn in zip(steps["DBN"], steps["BN"], strict=True)]
     return alike(ratios, [2.0] * len(ratios), ("time of a step over BN's", "the paper's"), margin=0.5)

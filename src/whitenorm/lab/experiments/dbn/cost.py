@@ -18,9 +18,9 @@ from whitenorm.lab.costs import VGG_A, Choice
 from whitenorm.lab.experiments.shared import overheads
 from whitenorm.lab.experiments.shared.overheads import run
 from whitenorm.lab.published import DBN_L1_PERCENT, INFERENCE_PERCENT, STEP_PERCENT
+from whitenorm.lab.reproduce.evidence import Evidence, every
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every
 
 _CIFAR = ["resnet20", "resnet32", "resnet44", "resnet56"]
 _IMAGENET = ["resnet18", "resnet34", "resnet50", "resnet101"]
@@ -42,7 +42,7 @@ def plan(scale: Settings) -> list[Settings]:
     ]
 
 
-def _falls(results: Results) -> Judgement:
+def _falls(results: Results) -> Evidence:
     """The deepest net against the shallowest, without the wide ones."""
     judged = []
     for table, nets in (("B.2", _CIFAR), ("B.4", _IMAGENET)):
@@ -51,7 +51,7 @@ def _falls(results: Results) -> Judgement:
     return every(*judged)
 
 
-def _inference(results: Results) -> Judgement:
+def _inference(results: Results) -> Evidence:
     return every(*(overheads.within("inference", _INFERENCE, table)(results) for table in ("B.2", "B.4")))
 
 

@@ -9,15 +9,15 @@ DBN's groups (here 16). The default scale has width 16, 4,000 images and 6 epoch
 from __future__ import annotations
 
 from whitenorm.lab.experiments.shared.classification import entry, last, lower_error, variants
+from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower
 from whitenorm.lab.tasks.classification.presets.dbn import DbnDeep
 
 _DEPTHS = (20, 32, 44)
 
 
-def _degrades(results: Results) -> Judgement:
+def _degrades(results: Results) -> Evidence:
     """What the training error gains from 20 to 44 layers, seed by seed."""
     gains = {}
     for norm in ("DBN", "BN"):

@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared import faces
 from whitenorm.lab.fitting import centred
+from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
 _MIDDLE = 16
 _OTHERS = ("plain", "NNN", "LN", "BN")
@@ -45,7 +45,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
 
 def _slower_than_middle(extreme: int) -> Any:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         middle, other = (results.values("final", group_size=size) for size in (_MIDDLE, extreme))
         return lower(middle, other, (f"G{_MIDDLE}", f"G{extreme}"))
 

@@ -10,9 +10,9 @@ epochs on 20,000 images, 1 % of the paper's steps, without DBN-L1. Command:
 from __future__ import annotations
 
 from whitenorm.lab.experiments.shared.classification import below_bn, entry, last, lower_error, variants
+from whitenorm.lab.reproduce.evidence import Evidence, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower, not_run
 from whitenorm.lab.tasks.classification.presets.dbn import DbnResnet
 
 _PRINTED = {
@@ -43,7 +43,7 @@ _WITHOUT_SCALE_CLAIMS = tuple(
 )
 
 
-def _gains_more(results: Results) -> Judgement:
+def _gains_more(results: Results) -> Evidence:
     """By how many points DBN-scale-L1 is below BN, seed by seed, at 20 layers and at 56."""
     if "BN, Res-56" not in results.levels("variant"):
         return not_run()

@@ -19,10 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared.perceptrons import Judge, accuracy_line, rest_below, run
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower
 
 _BATCH_SIZE, _LR = 32, 0.1
 _NORMS: dict[str, Settings] = {
@@ -76,7 +76,7 @@ def _over_groups(results: Results, name: str, lr: float = _LR) -> Results:
 def _falls(name: str) -> Judge:
     """At its smallest batch the errors are above those at the best of the larger ones."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = _over_batches(results, name)
         return _both(found, "batch_size", min(found.levels("batch_size")))
 
@@ -84,21 +84,21 @@ def _falls(name: str) -> Judge:
 
 
 def _falls_in_groups(name: str) -> Judge:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = _over_groups(results, name)
         return _both(found, "groups", max(found.levels("groups")))
 
     return judge
 
 
-def _both(found: Results, over: str, level: int) -> Judgement:
+def _both(found: Results, over: str, level: int) -> Evidence:
     return every(*(rest_below(found, over, level, value, f"{name} error in %") for value, name in _ERRORS.items()))
 
 
 def _stable(name: str) -> Judge:
     """At no batch size is the test error more than 5 points above that at the best one."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = _over_batches(results, name)
         best = found.best("batch_size", "final_test")
         size = best.levels("batch_size")[0]
@@ -118,7 +118,7 @@ def _stable(name: str) -> Judge:
     return judge
 
 
-def _relieved(results: Results) -> Judgement:
+def _relieved(results: Results) -> Evidence:
     smallest = min(_over_batches(results, "BW").levels("batch_size"))
     grouped, whole = (
         _over_batches(results, name).values("final_test", batch_size=smallest) for name in ("BW-C16", "BW")

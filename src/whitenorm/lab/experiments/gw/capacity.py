@@ -35,10 +35,10 @@ from whitenorm.lab.experiments.shared.perceptrons import (
     tuned,
 )
 from whitenorm.lab.nets.mlp import mlp
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower
 
 _LINEAR, _ONE, _FOUR = 0, 1, 4
 _TITLES = {_LINEAR: "linear classifier", _ONE: "one-layer MLP", _FOUR: "four-layer MLP"}
@@ -90,7 +90,7 @@ def _errors(results: Results, hidden: int, name: str) -> list[float]:
 def _below(hidden: int, *pairs: tuple[str, str]) -> Judge:
     """Each first norm, at its best, has a lower training error than the second."""
 
-    def part(results: Results, one: str, other: str) -> Judgement:
+    def part(results: Results, one: str, other: str) -> Evidence:
         names = f"error in % of {one}", other
         return lower(_errors(results, hidden, one), _errors(results, hidden, other), names)
 
@@ -98,7 +98,7 @@ def _below(hidden: int, *pairs: tuple[str, str]) -> Judge:
 
 
 def _falls_steadily(name: str) -> Judge:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = _over_groups(results, _LINEAR, name)
         errors = {g: found.values(_VALUE, groups=g) for g in found.levels("groups")}
         pairs = pairwise(errors.items())
@@ -110,7 +110,7 @@ def _falls_steadily(name: str) -> Judge:
 def _falls(hidden: int) -> Judge:
     """With the most groups the error is above that of the best other number, for GN and for GW."""
 
-    def part(results: Results, name: str) -> Judgement:
+    def part(results: Results, name: str) -> Evidence:
         found = _over_groups(results, hidden, name)
         return rest_below(found, "groups", max(found.levels("groups")), _VALUE, f"error in % of {name}")
 
@@ -118,7 +118,7 @@ def _falls(hidden: int) -> Judge:
 
 
 def _more_sensitive(hidden: int) -> Judge:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         gn, gw = (_over_groups(results, hidden, name) for name in ("GN", "GW"))
         most = max(gn.levels("groups"))
         names = f"error in % of GN, g = {most}", "GW"
@@ -130,7 +130,7 @@ def _more_sensitive(hidden: int) -> Judge:
 def _rises_more(hidden: int) -> Judge:
     """From the fewest groups to the most below √d, GW's error rises more than GN's."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         gn, gw = (_rise(_over_groups(results, hidden, name)) for name in ("GN", "GW"))
         return lower(gn, gw, ("rise of the error in points, GN", "GW"))
 

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared import classification
 from whitenorm.lab.experiments.shared.perceptrons import Judge, over_levels, rest_below, tuned
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, levels_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower
 
 _CHANNELS = 16
 _VALUE = "final_error"
@@ -75,7 +75,7 @@ def _best_gains(results: Results, net: str, norm: str) -> list[float]:
 def _falls(norm: str) -> Judge:
     """At the most groups, or in the smallest batches, the error is above that at the best of the others."""
 
-    def part(results: Results, net: str) -> Judgement:
+    def part(results: Results, net: str) -> Evidence:
         found = _levels(results, net, norm)
         return rest_below(found, _OVER[norm], _worst(found, norm), _VALUE, f"error in %, {net}")
 
@@ -83,7 +83,7 @@ def _falls(norm: str) -> Judge:
 
 
 def _below_base(norm: str) -> Judge:
-    def part(results: Results, net: str) -> Judgement:
+    def part(results: Results, net: str) -> Evidence:
         level = _worst(_levels(results, net, norm), norm)
         gains = _gains(results, net, norm, level)
         names = f"points over Base, {net}, {_OVER[norm]} {level}", "none"
@@ -98,7 +98,7 @@ def _worst(found: Results, norm: str) -> int:
 
 
 def _deeper_more(norm: str) -> Judge:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         nets = results.levels("net")
         gains = [_best_gains(results, net, norm) for net in (nets[0], nets[-1])]
         return lower(gains[0], gains[1], (f"points over Base, {nets[0]}", nets[-1]))

@@ -27,10 +27,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower_paired, not_run
 from whitenorm.lab.tasks.detection.config import Detection
 from whitenorm.lab.tasks.detection.presets import GwCoco, GwCocoMask, GwCocoScratch
 from whitenorm.lab.training import DivergenceError, Outcome
@@ -157,7 +157,7 @@ def _values(outcome: Outcome, config: Detection, diverged: bool) -> dict[str, An
 def _above(case: str, better: str, other: str, columns: Sequence[str]) -> Any:
     """Judges that one norm's last precisions are above another's of the same seed."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         if case not in results.levels("case"):
             return not_run()
         ends = {
@@ -166,10 +166,9 @@ def _above(case: str, better: str, other: str, columns: Sequence[str]) -> Any:
         }
         words = {name: name.replace("_", " ").replace("ap", "AP") for name in columns}
         parts = [
-            lower_paired(ends[other][name], ends[better][name], (f"{words[name]} of {other}", better))
-            for name in columns
+            lower(ends[other][name], ends[better][name], (f"{words[name]} of {other}", better)) for name in columns
         ]
-        return parts[0] if len(parts) == 1 else every(*parts)
+        return every(*parts)
 
     return judge
 
@@ -281,6 +280,7 @@ EXPERIMENT = Experiment(
         "paper": {"cases": [_SCRATCH, _TWO, _FOUR, _MASK]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
+    fewest_seeds=3,
     plan=plan,
     run=run,
     draw=draw,

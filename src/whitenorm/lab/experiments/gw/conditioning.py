@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from whitenorm.diagnostics import condition_number
 from whitenorm.functional import batch_whitening, group_whitening
 from whitenorm.lab.nets.mlp import mlp
+from whitenorm.lab.reproduce.evidence import Evidence, every, exactly, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower
 
 _METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "base": lambda x, groups: x,
@@ -89,8 +89,8 @@ def _level(results: Results, reading: str, method: str, layers: int, groups: lis
     return np.mean(curves, 0).tolist()
 
 
-def _whitened_below_grouped(reading: str) -> Callable[[Results], Judgement]:
-    def judge(results: Results) -> Judgement:
+def _whitened_below_grouped(reading: str) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
         # At one group GW is GN.
         groups = [g for g in _judged_groups(results) if g > 1]
         return every(
@@ -107,8 +107,8 @@ def _whitened_below_grouped(reading: str) -> Callable[[Results], Judgement]:
     return judge
 
 
-def _falls_with_groups(reading: str, method: str) -> Callable[[Results], Judgement]:
-    def judge(results: Results) -> Judgement:
+def _falls_with_groups(reading: str, method: str) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
         groups = _judged_groups(results)
         parts = []
         for layers in results.levels("layers"):
@@ -120,8 +120,8 @@ def _falls_with_groups(reading: str, method: str) -> Callable[[Results], Judgeme
     return judge
 
 
-def _batch_below(reading: str, depths: tuple[int, ...]) -> Callable[[Results], Judgement]:
-    def judge(results: Results) -> Judgement:
+def _batch_below(reading: str, depths: tuple[int, ...]) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
         groups = _judged_groups(results)
         return every(
             *(
@@ -139,7 +139,7 @@ def _batch_below(reading: str, depths: tuple[int, ...]) -> Callable[[Results], J
     return judge
 
 
-def _is_one(results: Results) -> Judgement:
+def _is_one(results: Results) -> Evidence:
     """To 0.1 %: what rounding leaves grows with the condition number that there was before."""
     largest = 10 ** max(value for run in results.where(method="BW") for value in run.values.values())
     return exactly(largest < 1.001, f"at most 1 + {largest - 1:.1g}")

@@ -15,10 +15,10 @@ import torch
 from matplotlib.figure import Figure
 
 from whitenorm.diagnostics import constraint_number, feasible_range, measured_constraint_number
+from whitenorm.lab.reproduce.evidence import Evidence, exactly
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, exactly
 
 _NAMES = {"bn": "BN", "bw": "BW", "gn": "GN", "gw": "GW"}
 
@@ -50,13 +50,13 @@ def _attained(method: str, features: int, batch: int, groups: int = 1) -> bool:
     return (batch if method in ("bn", "bw") else features // groups) > together
 
 
-def _numbers(results: Results) -> Judgement:
+def _numbers(results: Results) -> Evidence:
     attained = [run for run in results if run.values["attained"]]
     equal = sum(run.values["rank"] == run.values["formula"] for run in attained)
     return exactly(equal == len(attained), f"rank equal to the formula in {equal} of {len(attained)} set-ups")
 
 
-def _ranges(results: Results) -> Judgement:
+def _ranges(results: Results) -> Evidence:
     wrong = []
     for one in results:
         limits = feasible_range(one.settings["method"], one.settings["features"])
@@ -67,7 +67,7 @@ def _ranges(results: Results) -> Judgement:
     return exactly(not wrong, f"as printed in {len(results) - len(wrong)} of {len(results)} set-ups")
 
 
-def _enough(results: Results) -> Judgement:
+def _enough(results: Results) -> Evidence:
     inside = [run for run in results if run.values["formula"] <= run.values["values"]]
     missed = [run.settings for run in inside if not run.values["attained"]]
     but = f", not all of {', '.join(sorted({_NAMES[settings['method']] for settings in missed}))}" if missed else ""

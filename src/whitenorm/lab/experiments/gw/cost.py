@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from whitenorm.lab.costs import RESNET50
 from whitenorm.lab.experiments.shared.overheads import ordered, picture, run, settings, within
 from whitenorm.lab.published import S1_B2_PERCENT, STEP_PERCENT
+from whitenorm.lab.reproduce.evidence import Evidence, every
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every
 
 _MODELS = ("GW S1", "GW S1-B1", "GW S1-B2", "GW S1-B3", "GW S1-B12", "GW full", "BW_Σ S1-B2")
 
@@ -29,7 +29,7 @@ def plan(scale: Settings) -> list[Settings]:
     return [settings(table, net, model, RESNET50[model], scale) for table, net, model in runs]
 
 
-def _within(results: Results) -> Judgement:
+def _within(results: Results) -> Evidence:
     return every(*(within("step", _printed(table), table)(results) for table in results.levels("table")))
 
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from whitenorm.diagnostics import diversity
 from whitenorm.lab.experiments.shared.gaussians import normalised
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower
 
 _SOURCES = {"gaussian": "Gaussian", "mlp": "one-layer MLP"}
 # Samples that are made and normalised at a time; batches are whole in it.
@@ -65,7 +65,7 @@ def _parts(settings: Settings, context: Context) -> Iterator[Tensor]:
 
 
 def _low(source: str, method: str) -> Any:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = results.where(source=source)
         sizes = results.where(method=method).levels("size")
         small, large = (found.values("diversity", method=method, size=size) for size in (min(sizes), max(sizes)))

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from whitenorm.diagnostics import correlation
 from whitenorm.lab.experiments.shared.gaussians import normalised
+from whitenorm.lab.reproduce.evidence import Evidence, every, exactly, lower, rising
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower, rising
 
 _METHODS = {"GN": "c", "BN": "m"}
 
@@ -51,13 +51,13 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     }
 
 
-def _ones(results: Results) -> Judgement:
+def _ones(results: Results) -> Evidence:
     shares = {method: min(results.values("ones", method=method, size=2)) for method in _METHODS}
     words = ", ".join(f"{method} {100 * share:.2f} %" for method, share in shares.items())
     return exactly(min(shares.values()) == 1, f"values that are -1 or +1: {words}")
 
 
-def _gaussian(results: Results) -> Judgement:
+def _gaussian(results: Results) -> Evidence:
     """Nearer to a Gaussian from the smallest size to the largest."""
     first, last = min(results.levels("size")), max(results.levels("size"))
     return every(
@@ -72,7 +72,7 @@ def _gaussian(results: Results) -> Judgement:
     )
 
 
-def _steadily(results: Results) -> Judgement:
+def _steadily(results: Results) -> Evidence:
     sizes = [size for size in reversed(results.levels("size")) if size <= 16]
     return every(
         *(
@@ -85,7 +85,7 @@ def _steadily(results: Results) -> Judgement:
     )
 
 
-def _correlated(results: Results) -> Judgement:
+def _correlated(results: Results) -> Evidence:
     return every(
         *(
             lower(

@@ -20,10 +20,10 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from whitenorm.lab.reproduce.evidence import Evidence, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower_paired, not_run
 from whitenorm.lab.tasks.translation.config import GwNmt, Translate
 from whitenorm.lab.training import DivergenceError, Outcome
 
@@ -74,13 +74,13 @@ def _curves(outcome: Outcome, epochs: int) -> dict[str, Any]:
     }
 
 
-def _higher(dataset: str) -> Callable[[Results], Judgement]:
-    def judge(results: Results) -> Judgement:
+def _higher(dataset: str) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
         if dataset not in results.levels("dataset"):
             return not_run()
         found = results.where(dataset=dataset)
         plain, whitened = ([curve[-1] for curve in found.values("test_bleu", variant=name)] for name in _NORMS)
-        return lower_paired(plain, whitened, ("LN", "GW"))
+        return lower(plain, whitened, ("LN", "GW"))
 
     return judge
 
@@ -133,6 +133,7 @@ EXPERIMENT = Experiment(
         "paper": {"dataset": "iwslt14"},
     },
     seeds={"smoke": 1, "default": 3, "paper": 5},
+    fewest_seeds=3,
     first_seed=10,
     plan=plan,
     run=run,

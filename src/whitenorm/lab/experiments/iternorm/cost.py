@@ -19,10 +19,10 @@ from torch import nn
 import whitenorm
 from whitenorm.lab import costs
 from whitenorm.lab.published import TO_CONVOLUTION, VGG_TO_DBN
+from whitenorm.lab.reproduce.evidence import Evidence, at_most, every, rising
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, at_most, every, rising
 from whitenorm.lab.timing import interleaved, ratio, summarise
 
 _LAYERS: dict[str, Callable[[int], nn.Module]] = {
@@ -69,7 +69,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     return {**values, "convolution_ms": summarise(times["convolution"]).ms}
 
 
-def _printed(results: Results) -> Judgement:
+def _printed(results: Results) -> Evidence:
     return every(
         *(
             at_most(results.values(name, width=width), TO_CONVOLUTION[name, width], (f"{name} d={width}", "paper"))
@@ -79,8 +79,8 @@ def _printed(results: Results) -> Judgement:
     )
 
 
-def _order(names: list[str]) -> Callable[[Results], Judgement]:
-    def judge(results: Results) -> Judgement:
+def _order(names: list[str]) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
         return every(
             *(
                 rising([f"{name} d={width}" for name in names], [results.values(name, width=width) for name in names])
@@ -91,13 +91,13 @@ def _order(names: list[str]) -> Callable[[Results], Judgement]:
     return judge
 
 
-def _below_convolution(results: Results) -> Judgement:
+def _below_convolution(results: Results) -> Evidence:
     return every(
         *(at_most(results.values("IterNorm", width=w), 1.0, (f"IterNorm d={w}", "convolution")) for w in _WIDTHS)
     )
 
 
-def _vgg(limit: float, name: str) -> Callable[[Results], Judgement]:
+def _vgg(limit: float, name: str) -> Callable[[Results], Evidence]:
     return lambda results: at_most(results.values("to_dbn", what="VGG"), limit, ("IterNorm / DBN", name))
 
 

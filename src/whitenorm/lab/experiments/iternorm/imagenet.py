@@ -9,9 +9,9 @@ val.
 from __future__ import annotations
 
 from whitenorm.lab.experiments.shared.classification import below_bn, entry, last, lower_error, variants
+from whitenorm.lab.reproduce.evidence import Evidence, alike
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormImagenet
 
 _NORMS = {
@@ -34,7 +34,7 @@ _PANELS = {
 }
 
 
-def _no_better(results: Results) -> Judgement:
+def _no_better(results: Results) -> Evidence:
     """Within half a point."""
     ends = [last(results, "test_error", f"{name}, Res-18") for name in ("IterNorm-full", "IterNorm-L1")]
     return alike(ends[0], ends[1], ("IterNorm-full", "IterNorm-L1"), margin=0.5)

@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared.perceptrons import below, run, tuned
+from whitenorm.lab.reproduce.evidence import Evidence, alike, lower
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike, lower
 
 _PLAIN: Settings = {"norm": "plain"}
 _BN: Settings = {"norm": "BN", "eps": 1e-5}
@@ -32,12 +32,12 @@ def plan(scale: Settings) -> list[Settings]:
     return [{**norm, **shared, "steps": scale["steps"], "lr": lr} for norm in (_PLAIN, _BN) for lr in scale["lrs"]]
 
 
-def _guesses(results: Results) -> Judgement:
+def _guesses(results: Results) -> Evidence:
     errors = tuned(results, **_BN).values("final_error")
     return alike(errors, [_CHANCE] * len(errors), ("error in % of BN", "guessing"), margin=10)
 
 
-def _learns(results: Results) -> Judgement:
+def _learns(results: Results) -> Evidence:
     errors = tuned(results, **_PLAIN).values("final_error")
     return lower(errors, [_CHANCE / 2] * len(errors), ("error in % of plain", "half of guessing"))
 

@@ -18,10 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared.perceptrons import Judge, below, label, run, tuned
+from whitenorm.lab.reproduce.evidence import every
 from whitenorm.lab.reproduce.experiment import Claim, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import every
 
 _PLAIN: Settings = {"norm": "plain"}
 _BN: Settings = {"norm": "BN", "eps": 1e-5}

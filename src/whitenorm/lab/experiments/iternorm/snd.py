@@ -22,10 +22,10 @@ from torch import nn
 import whitenorm
 from whitenorm.diagnostics import condition_number, stochastic_disturbance
 from whitenorm.diagnostics.disturbance import Operation
+from whitenorm.lab.reproduce.evidence import Evidence, every, exactly, lower, rising
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower, rising
 
 _STEPS = (1, 3, 5, 7, 9)
 _NORMS = ("BN", "DBN", *(f"IterNorm T={steps}" for steps in _STEPS))
@@ -67,24 +67,24 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     return values
 
 
-def _exactly_one(results: Results) -> Judgement:
+def _exactly_one(results: Results) -> Evidence:
     worst = max(results.values("condition", sweep="features", norm="DBN"))
     return exactly(worst < 1.01, f"at most {worst:.5f}")
 
 
-def _largest(results: Results) -> Judgement:
+def _largest(results: Results) -> Evidence:
     found = _widest(results)
     dbn = found.values("snd", norm="DBN")
     return every(*(lower(found.values("snd", norm=norm), dbn, (norm, "DBN")) for norm in ("BN", _MAIN)))
 
 
-def _reduced(results: Results) -> Judgement:
+def _reduced(results: Results) -> Evidence:
     found = _widest(results)
     ours = found.values("snd", norm=_MAIN)
     return every(*(lower(ours, found.values("snd", norm=norm), (_MAIN, norm)) for norm in ("BN", "DBN")))
 
 
-def _better_conditioned(results: Results) -> Judgement:
+def _better_conditioned(results: Results) -> Evidence:
     found = results.where(sweep="features")
     return every(
         *(
@@ -99,7 +99,7 @@ def _better_conditioned(results: Results) -> Judgement:
 
 
 def _with_steps(name: str, falls: bool) -> Any:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = _widest(results)
         norms = [f"IterNorm T={steps}" for steps in (reversed(_STEPS) if falls else _STEPS)]
         return rising(norms, [found.values(name, norm=norm) for norm in norms])
@@ -107,24 +107,24 @@ def _with_steps(name: str, falls: bool) -> Any:
     return judge
 
 
-def _bn_over_batch(results: Results) -> Judgement:
+def _bn_over_batch(results: Results) -> Evidence:
     found = results.where(sweep="batch", norm="BN")
     batches = sorted(found.levels("batch"), reverse=True)
     return rising([f"B={b}" for b in batches], [found.values("snd", batch=b) for b in batches])
 
 
-def _bn_over_features(results: Results) -> Judgement:
+def _bn_over_features(results: Results) -> Evidence:
     found = results.where(sweep="features at 2", norm="BN")
     ends = min(found.levels("features")), max(found.levels("features"))
     return rising([f"d={d}" for d in ends], [found.values("snd", features=d) for d in ends])
 
 
-def _small_batch(results: Results) -> Judgement:
+def _small_batch(results: Results) -> Evidence:
     found = results.where(sweep="batch", batch=min(results.where(sweep="batch").levels("batch")))
     return lower(found.values("snd", norm=_MAIN), found.values("snd", norm="BN"), (_MAIN, "BN"))
 
 
-def _stable(results: Results) -> Judgement:
+def _stable(results: Results) -> Evidence:
     """By how much SND grows from the smallest to the largest d."""
     found = results.where(sweep="features at 2")
     first, last = min(found.levels("features")), max(found.levels("features"))

@@ -14,10 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
 # BatchNorm's.
 _EPS = 1e-5
@@ -47,7 +47,7 @@ def clouds(settings: Settings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return points, x, (x - mean) / (variance + _EPS).sqrt()
 
 
-def _compact(results: Results) -> Judgement:
+def _compact(results: Results) -> Evidence:
     large, small = (results.values("snd", batch=batch) for batch in (64, 16))
     return lower(large, small, ("B = 64", "B = 16"))
 

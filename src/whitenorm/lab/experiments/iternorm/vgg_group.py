@@ -9,9 +9,9 @@ Command: ``whitenorm reproduce iternorm-vgg-group --data ROOT``.
 from __future__ import annotations
 
 from whitenorm.lab.experiments.shared.classification import entry, variants
+from whitenorm.lab.reproduce.evidence import Evidence, alike, every
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike, every
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 
 _SIZES = (512, 256, 64, 32, 1)
@@ -19,7 +19,7 @@ _MARGIN = 1.0
 
 
 def _not_sensitive(which: str) -> Claim:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         ends = {
             size: [curve[-1] for curve in results.values(which, variant=f"groups of {size}")] for size in _SIZES[:-1]
         }

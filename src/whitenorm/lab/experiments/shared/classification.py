@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower, not_run
+from whitenorm.lab.reproduce.rules import SECOND
 from whitenorm.lab.training import DivergenceError, Outcome, Train
 
 # Training images of CIFAR.
@@ -47,17 +48,16 @@ def lower_error(small: str, large: str, paper: str, which: str = "test_error") -
     return Claim(f"{small} has a lower {words} than {large}", paper, errors_below([(small, large)], which))
 
 
-def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Results], Judgement]:
+def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Results], Evidence]:
     """Judges that of each pair of variants the first has the lower last error."""
 
-    def part(results: Results, small: str, large: str) -> Judgement:
+    def part(results: Results, small: str, large: str) -> Evidence:
         if not {small, large} <= set(results.levels("variant")):
             return not_run()
         return lower(last(results, which, small), last(results, which, large), (small, large))
 
-    def judge(results: Results) -> Judgement:
-        parts = [part(results, *pair) for pair in pairs]
-        return parts[0] if len(parts) == 1 else every(*parts)
+    def judge(results: Results) -> Evidence:
+        return every(*(part(results, *pair) for pair in pairs))
 
     return judge
 
@@ -118,7 +118,7 @@ def entry(
         claims=claims,
         reduction=_reduction(next(iter(next(iter(panels.values())).values())), reduced),
         scales={"smoke": smoke, "default": reduced, "paper": {}},
-        seeds={"smoke": 1, "default": 3, "paper": seeds},
+        seeds={"smoke": 1, "default": SECOND.fewest, "paper": seeds},
         plan=plan,
         run=run,
         draw=draw,

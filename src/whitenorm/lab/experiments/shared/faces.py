@@ -21,9 +21,9 @@ from whitenorm.lab.data import Split
 from whitenorm.lab.fitting import fit
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.nnn import NaturalNetwork
+from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Context, Settings
 from whitenorm.lab.reproduce.results import Results, Run
-from whitenorm.lab.reproduce.verdicts import Judgement, every, lower
 
 METHODS = ("plain", "NNN", "LN", "BN", "DBN")
 SHAPE = (1, 32, 32)
@@ -96,7 +96,7 @@ def network(
     return NaturalNetwork(layers, images, damping=damping, interval=interval, samples=settings["samples"])
 
 
-def faster(results: Results, quick: str, slow: Sequence[str], **settings: Any) -> Judgement:
+def faster(results: Results, quick: str, slow: Sequence[str], **settings: Any) -> Evidence:
     """That one method is at a lower training loss than each of the others after an equal time spent in steps.
 
     The time is that of the shortest run of all of them that did not diverge: with an equal number of steps, the end of
@@ -107,7 +107,7 @@ def faster(results: Results, quick: str, slow: Sequence[str], **settings: Any) -
     budget = min((run.values["seconds"][-1] for run in finite), default=0.0)
     reached = {name: [loss_after(run, budget) for run in runs] for name, runs in found.items()}
     parts = every(*(lower(reached[quick], reached[name], (quick, name)) for name in slow))
-    return replace(parts, ours=f"after {budget:.3g} s: {parts.ours}")
+    return replace(parts, prefix=f"after {budget:.3g} s: ")
 
 
 def loss_after(run: Run, seconds: float) -> float:

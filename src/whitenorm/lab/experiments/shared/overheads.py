@@ -18,10 +18,10 @@ from torch import nn
 
 from whitenorm.lab import costs
 from whitenorm.lab.costs import Choice
+from whitenorm.lab.reproduce.evidence import Evidence, at_most, every, rising
 from whitenorm.lab.reproduce.experiment import Context, Settings
 from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, at_most, every, rising
 from whitenorm.lab.timing import interleaved, ratio, summarise
 
 NAMES = {"step": "training step", "inference": "inference"}
@@ -58,10 +58,10 @@ def _net(net: str, classes: int, norm: str = "bn", where: str = "all", options: 
     return costs.make(net, classes, Choice(norm, where, json.loads(options)))
 
 
-def within(value: str, printed: Mapping[str, float], table: str) -> Callable[[Results], Judgement]:
+def within(value: str, printed: Mapping[str, float], table: str) -> Callable[[Results], Evidence]:
     """Judges that each model that was run adds less than is printed for it."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         found = results.where(table=table)
         models = [model for model in found.levels("model") if model in printed]
         return every(
@@ -74,10 +74,10 @@ def within(value: str, printed: Mapping[str, float], table: str) -> Callable[[Re
     return judge
 
 
-def ordered(models: Sequence[str], table: str) -> Callable[[Results], Judgement]:
+def ordered(models: Sequence[str], table: str) -> Callable[[Results], Evidence]:
     """Judges that each model adds less to a training step than the next."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         return rising(models, [results.values("step", table=table, model=model) for model in models])
 
     return judge

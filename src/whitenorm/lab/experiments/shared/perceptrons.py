@@ -18,12 +18,12 @@ import whitenorm
 from whitenorm.lab.data import Split
 from whitenorm.lab.fitting import centred, error, fit
 from whitenorm.lab.nets.mlp import mlp
+from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Context, Settings
 from whitenorm.lab.reproduce.plots import levels_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, lower
 
-Judge = Callable[[Results], Judgement]
+Judge = Callable[[Results], Evidence]
 
 _BATCH_WHITENING = {"DBN": "zca", "DBN-ZCA": "zca", "DBN-PCA": "pca", "BW": "zca", "BW-C16": "zca"}
 _NORMS = ("plain", "BN", "GN", "GW", "IterNorm", *_BATCH_WHITENING)
@@ -107,14 +107,14 @@ def label(settings: Settings) -> str:
 def below(value: str, one: Settings, other: Settings, by: str = "final_loss", margin: float = 0.0) -> Judge:
     """A claim that one method has a lower value than another, each at its best learning rate."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         small, large = (tuned(results, by, **which).values(value) for which in (one, other))
         return lower(small, large, (label(one), label(other)), margin)
 
     return judge
 
 
-def rest_below(found: Results, over: str, level: Any, value: str, what: str) -> Judgement:
+def rest_below(found: Results, over: str, level: Any, value: str, what: str) -> Evidence:
     """That the best of a setting's other values has lower numbers than this one."""
     last, rest = found.where(**{over: level}), Results(run for run in found if run.settings[over] != level)
     best = rest.best(over, value)

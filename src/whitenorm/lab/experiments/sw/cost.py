@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 from whitenorm.lab import costs, published
 from whitenorm.lab.experiments.shared import overheads
+from whitenorm.lab.reproduce.evidence import Evidence, every, exactly, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, every, exactly, lower
 
 _KINDS = ("BW", "SW^a", "SW^b")
 _LAYERS = {"1": (7,), "2": (7, 14)}
@@ -55,7 +55,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         return {kind: costs.gflops(net, settings["resolution"]) for kind, net in nets.items()}
 
 
-def _flops(results: Results) -> Judgement:
+def _flops(results: Results) -> Evidence:
     """Percent of FLOPs added, against what the printed numbers add."""
     printed = published.GFLOPS
     counts = results.where(table="FLOPs")[0].values
@@ -67,7 +67,7 @@ def _flops(results: Results) -> Judgement:
     return exactly(holds, f"BN {counts['BN']:.3f}, {words}")
 
 
-def _flops_order(results: Results) -> Judgement:
+def _flops_order(results: Results) -> Evidence:
     counts = results.where(table="FLOPs")[0].values
     words = ", ".join(f"{kind} {count:.4f}" for kind, count in counts.items())
     return exactly(counts["BN"] < counts["BW"] <= counts["SW^a"] <= counts["SW^b"], words)
@@ -77,7 +77,7 @@ def _added(count: float, base: float) -> float:
     return 100 * (count / base - 1)
 
 
-def _smaller_on_large_images(results: Results) -> Judgement:
+def _smaller_on_large_images(results: Results) -> Evidence:
     return every(
         *(
             lower(

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import whitenorm
 from whitenorm.lab.nets import build
+from whitenorm.lab.reproduce.evidence import Evidence, exactly
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, exactly
 from whitenorm.models.recipes import plan as changes
 
 
@@ -79,7 +79,7 @@ def working_order(net: nn.Module) -> list[str]:
 
 
 def _as_printed(recipe: str) -> Any:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Evidence:
         values = results.values("numbers", recipe=recipe)
         holds = all(numbers == CASES[recipe].printed for numbers in values)
         holds &= not any(results.values("unnumbered", recipe=recipe))
@@ -88,13 +88,13 @@ def _as_printed(recipe: str) -> Any:
     return judge
 
 
-def _second_of_bottleneck(results: Results) -> Judgement:
+def _second_of_bottleneck(results: Results) -> Evidence:
     names = [name for recipe in ("sw-7", "sw-14") for name in results.values("names", recipe=recipe)[0][1:]]
     second = sum(name.endswith(".bn2") for name in names)
     return exactly(second == len(names), f"{second} of {len(names)} after the first")
 
 
-def _no_widest_blocks(results: Results) -> Judgement:
+def _no_widest_blocks(results: Results) -> Evidence:
     names = [name for recipe in ("sw-7", "sw-14") for name in results.values("names", recipe=recipe)[0]]
     inside = [name for name in names if name.startswith("layer4")]
     return exactly(not inside, f"{len(inside)} of {len(names)} in blocks of 2048 channels")

@@ -6,7 +6,8 @@ them; what it leaves open is PSPNet's usual set-up (see ``whitenorm train sw-ade
 from the same ImageNet weights, ``ROOT/weights/resnet50.pth``, torchvision's with BN. Default scale: CamVid at 240×180
 (367 images to train on, 233 to test on whole), a ResNet-50 of a quarter of the width (16 channels for 64) at stride 8
 with an FCN head, from scratch, classes weighted by share^-0.5, SW by Newton. That is one choice among pilots with BN
-and seed 7, by the validation images (30.4 mIoU after 5 of 20 epochs; it was not run to its end before the judged runs).
+and seed 7, by the validation images; the pilot of the set-up as it is ended at a mIoU of 48.8 on them and of 37.0 on
+the test images, which are of other drives. Of seed 0 BN was seen before the last change, so judged seeds begin at 10.
 Command: ``whitenorm reproduce sw-segmentation --data ROOT``.
 """
 
@@ -24,10 +25,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
+from whitenorm.lab.reproduce.evidence import Evidence, alike, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike_paired, lower_paired, not_run
 from whitenorm.lab.tasks.segmentation.config import Segment, SwAde20k, SwCityscapes
 from whitenorm.lab.training import DivergenceError, Outcome
 
@@ -42,9 +43,9 @@ _CAMVID = Segment(
     batch_size=8,
     lr=0.1,
     warmup_steps=45,
-    epochs=16,
+    epochs=24,
     test_batch=8,
-    test_every=4,
+    test_every=8,
     workers=0,
 )
 _CASES: dict[str, Segment] = {
@@ -145,9 +146,9 @@ def _mious(results: Results, case: str, variant: str) -> list[float]:
 
 
 def _compared(
-    compare: Callable[..., Judgement], case: str, one: str, other: str, **options: Any
-) -> Callable[[Results], Judgement]:
-    def judge(results: Results) -> Judgement:
+    compare: Callable[..., Evidence], case: str, one: str, other: str, **options: Any
+) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
         if case not in results.levels("case"):
             return not_run()
         names = f"mIoU in %: {one}", other
@@ -163,17 +164,17 @@ def _claims(case: str) -> tuple[Claim, ...]:
         Claim(
             f"14 layers of SW have a higher mIoU than 7: {net}",
             printed,
-            _compared(lower_paired, case, seven, fourteen),
+            _compared(lower, case, seven, fourteen),
         ),
         Claim(
             f"7 layers of SW are within {_ALIKE:g} point of mIoU of 14: {net}",
             f"“still gives satisfactory results”: {printed}",
-            _compared(alike_paired, case, seven, fourteen, margin=_ALIKE),
+            _compared(alike, case, seven, fourteen, margin=_ALIKE),
         ),
         Claim(
             f"14 layers of SW have a higher mIoU than BN: {net}",
             "no number of BN in the supplement, which calls the number of SW layers a trade of capacity for time",
-            _compared(lower_paired, case, bn, fourteen),
+            _compared(lower, case, bn, fourteen),
         ),
     )
 
@@ -214,7 +215,7 @@ EXPERIMENT = Experiment(
     paper="SW",
     where="app. C",
     title="Segmentation with 7 and 14 layers",
-    cost="30 min",
+    cost="85 min of one core",
     data=("camvid",),
     claims=tuple(claim for case in ("CamVid", "ADE20K", "Cityscapes") for claim in _claims(case)),
     scales={
@@ -233,9 +234,13 @@ EXPERIMENT = Experiment(
         "paper": {"cases": ["ADE20K", "Cityscapes"]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
+    fewest_seeds=3,
     first_seed=10,
     plan=plan,
     run=run,
     draw=draw,
-    reduction="",
+    reduction=(
+        "Trained here from scratch with a quarter of the width on 367 images of CamVid at 240×180, for 24 epochs, "
+        "where the paper has an ImageNet-trained ResNet-50 on ADE20K and Cityscapes."
+    ),
 )

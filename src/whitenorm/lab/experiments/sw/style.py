@@ -27,10 +27,10 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
+from whitenorm.lab.reproduce.evidence import Evidence, alike, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
-from whitenorm.lab.reproduce.verdicts import Judgement, alike_paired, lower_paired
 from whitenorm.lab.tasks.style.config import Style, SwStyle
 from whitenorm.lab.training import DivergenceError, Outcome
 
@@ -153,13 +153,13 @@ def losses(results: Results, variant: str) -> list[float]:
     return [sum(curve[-1] for curve in curves) / len(curves) for curves in zip(*found, strict=True)]
 
 
-def _below_bn(variant: str) -> Callable[[Results], Judgement]:
-    return lambda results: lower_paired(losses(results, variant), losses(results, "BN"), (variant, "BN"))
+def _below_bn(variant: str) -> Callable[[Results], Evidence]:
+    return lambda results: lower(losses(results, variant), losses(results, "BN"), (variant, "BN"))
 
 
-def _comparable(results: Results) -> Judgement:
+def _comparable(results: Results) -> Evidence:
     switched, instance = losses(results, "SW"), losses(results, "IW")
-    return alike_paired(switched, instance, ("SW", "IW"), _MARGIN * sum(instance) / len(instance))
+    return alike(switched, instance, ("SW", "IW"), _MARGIN * sum(instance) / len(instance))
 
 
 def draw(results: Results) -> Figure:
@@ -238,6 +238,7 @@ EXPERIMENT = Experiment(
         },
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
+    fewest_seeds=3,
     plan=plan,
     run=run,
     draw=draw,

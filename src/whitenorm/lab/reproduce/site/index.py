@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from html import escape
 
+from whitenorm.lab.experiments.not_built import NOT_BUILT
 from whitenorm.lab.reproduce import verdicts
-from whitenorm.lab.reproduce.outcomes import PAPERS, VERDICTS, Outcome, commit, duration, hardware, summary, tally
+from whitenorm.lab.reproduce.outcomes import (
+    PAPERS,
+    VERDICTS,
+    Outcome,
+    commit,
+    duration,
+    hardware,
+    missing_of,
+    summary,
+    tally,
+)
 from whitenorm.lab.reproduce.site.pieces import address, counts, facts, measured, page, page_file, prose, table, why
 
 
@@ -21,14 +32,14 @@ def index_page(outcomes: list[Outcome], scale: str) -> str:
 {prose(verdicts.__doc__ or "")}
 <h2>What it was run on</h2>
 {_runs(outcomes, scale)}"""
-    lead = f"<p>{escape(summary(outcomes))}</p>"
+    lead = f"<p>{escape(summary(outcomes, NOT_BUILT))}</p>"
     return page("index.html", "Do the papers’ claims hold here?", lead, body)
 
 
 def _card(paper: str, outcomes: list[Outcome]) -> str:
     return (
         f'<section class="card"><h2><a href="{page_file(paper)}">{escape(PAPERS[paper].title)} ({escape(paper)})</a>'
-        f"</h2><p>{escape(summary(outcomes, verdicts=False))}</p>{counts(tally(outcomes))}</section>"
+        f"</h2><p>{escape(summary(outcomes, missing_of(paper), verdicts=False))}</p>{counts(tally(outcomes))}</section>"
     )
 
 

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome, commit, duration, hardware, summary, tally
+from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome, commit, duration, hardware, missing_of, summary, tally
 from whitenorm.lab.reproduce.site.pieces import (
     counts,
     data_file,
@@ -29,9 +29,8 @@ _BESIDE = 1.9
 def paper_page(paper: str, outcomes: list[Outcome], scale: str) -> str:
     """A paper's experiments, one after the other."""
     title, link = PAPERS[paper]
-    lead = (
-        f'<p><a href="{link}">The paper</a>. {escape(summary(outcomes, verdicts=False))}</p>{counts(tally(outcomes))}'
-    )
+    words = escape(summary(outcomes, missing_of(paper), verdicts=False))
+    lead = f'<p><a href="{link}">The paper</a>. {words}</p>{counts(tally(outcomes))}'
     return page(page_file(paper), f"{title} ({paper})", lead, "\n".join(_experiment(o, scale) for o in outcomes))
 
 

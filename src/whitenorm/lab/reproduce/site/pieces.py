@@ -128,8 +128,8 @@ def measured(text: str) -> str:
 
 
 def why(claim: Mapping[str, str]) -> str:
-    """What a verdict rests on, and the reason where one is known."""
-    return "<br>".join(measured(text) for text in (claim["why"], claim["reason"]) if text) or "–"
+    """What a verdict rests on, the reason where one is known, and what the scale is short of."""
+    return "<br>".join(measured(text) for text in (claim["why"], claim["reason"], claim["short"]) if text) or "–"
 
 
 def _class(name: str) -> str:
