@@ -469,6 +469,13 @@ def test_run(run):
     assert evaluate(Evaluate(path))["test"] == outcome.epochs[-1].tests["test"]
 
 
+def test_evaluate_takes_several_images_at_once(run):
+    path, _ = run
+    assert Segment(batch_size=16).at_once(2) == Segment(batch_size=16, test_batch=2)
+    one, two = (evaluate(Evaluate(path, batch_size=number))["test"] for number in (1, 2))
+    assert two == pytest.approx(one, rel=1e-5)
+
+
 def test_learns(folder):
     """Classes that are colours are told apart; by chance it would be 0.2."""
     options = {**TINY, "auxiliary": 0.0, "scales": (1.0, 1.0), "epochs": 15, "lr": 0.1, "test_every": 15}

@@ -18,6 +18,7 @@ from torchvision.io import write_png
 import whitenorm
 from whitenorm.cli import main
 from whitenorm.lab import data, nets
+from whitenorm.lab.tasks.classification import imagefolder
 from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training import DivergenceError, Train, fit
 from whitenorm.lab.training.checkpoints import saved
@@ -310,6 +311,13 @@ def test_image_folder(folders, tmp_path_factory):
     with pytest.raises(InterruptedError):
         fit(Train(**options, folder=run, checkpoint_steps=1), callbacks=[Stop(4)])
     assert numbers(fit(Train(**options, folder=run, checkpoint_steps=1))) == numbers(outcome)
+
+
+def test_fewer_test_images_than_processes(folders):
+    path, options = folders
+    config = Train(**options, test_images=1)
+    tests = [imagefolder.source(config, str(path), lambda: 0, rank, 2).tests["test"] for rank in range(2)]
+    assert [[tuple(images.shape) for images, _ in test] for test in tests] == [[(1, 3, 16, 16)], [(0, 3, 16, 16)]]
 
 
 def test_image_folder_errors(folders):

@@ -159,6 +159,10 @@ class Run:
         """The same for another data set, to be tested on, of which nothing was trained on."""
         return replace(self, dataset=dataset)
 
+    def at_once(self: _R, examples: int) -> _R:
+        """The same, to be tested with so many examples at once."""
+        return replace(self, batch_size=examples)
+
     def to_dict(self) -> dict[str, Any]:
         """The task and all fields, as JSON has them."""
         fields = {name: _plain(value) for name, value in asdict(self).items()}

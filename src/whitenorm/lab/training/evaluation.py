@@ -80,10 +80,11 @@ def evaluate(options: Evaluate) -> dict[str, dict[str, float]]:
 
 def _config(options: Evaluate, config: Run) -> Run:
     """The run's configuration, with what is asked for instead."""
-    given = {name: getattr(options, name) for name in ("data", "test_images", "batch_size", "recalibrate")}
+    given = {name: getattr(options, name) for name in ("data", "test_images", "recalibrate")}
     changes = {name: value for name, value in given.items() if value is not None}
     for name in changes.keys() - {field.name for field in fields(config)}:
         raise ValueError(f"expected no --{name.replace('_', '-')} for a run of {config.task}, which has no such option")
+    config = config if options.batch_size is None else config.at_once(options.batch_size)
     return replace(config, **changes, accelerator=options.accelerator, folder=None, sync=False, quiet=True)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -39,10 +41,11 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
     plain.transform = test.transform
     numbers, held_out = (share.sort().values for share in shares(len(train), config))
     batch_size = check_batch_size(config.batch_size, len(numbers), world)
-    opened = [Loader(train, TrainOrder(numbers, batch_size, config.seed, step, rank, world), config)]
+    collate = partial(_stacked, config.image_size)
+    opened = [Loader(train, TrainOrder(numbers, batch_size, config.seed, step, rank, world), config, collate)]
 
     def tested(images: ImageFolder, rows: Tensor) -> Loader:
-        opened.append(Loader(images, test_order(rows, batch_size // world, rank, world), config))
+        opened.append(Loader(images, test_order(rows, batch_size // world, rank, world), config, collate))
         return opened[-1]
 
     def close() -> None:
@@ -58,6 +61,13 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
         batch_size,
         close,
     )
+
+
+def _stacked(size: int, examples: list[tuple[Tensor, int]]) -> list[Tensor]:
+    """Examples as a batch; of none, as a process has where there are fewer than processes, an empty one."""
+    if examples:
+        return default_collate(examples)
+    return [torch.empty(0, 3, size, size), torch.empty(0, dtype=torch.long)]
 
 
 def _transform(config: Train, augment: bool) -> v2.Transform:

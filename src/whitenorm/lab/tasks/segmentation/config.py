@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from whitenorm.lab.training.config import NormOptions, Run, Schedule
@@ -67,6 +67,9 @@ class Segment(Run, NormOptions):
         self.several_or_none("batch_size")
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"expected scales above 0 in rising order (got {self.scales})")
+
+    def at_once(self, examples: int) -> Segment:
+        return replace(self, test_batch=examples)
 
 
 @dataclass
