@@ -195,7 +195,7 @@ EXPERIMENT = Experiment(
     paper="GW",
     where="fig. 2, A3",
     title="Conditioning of activations after GN, GW and BN",
-    cost="COST",
+    cost="2 min",
     claims=(
         Claim("GW is better conditioned than GN", f"far; {_RULE}", _whitened_below_grouped),
         Claim("GN is better conditioned with more groups", f"κ falls; {_SLOPE}", _falls_with_groups("GN")),

@@ -178,7 +178,7 @@ EXPERIMENT = Experiment(
     paper="IterNorm",
     where="fig. 4 and 5, supplement fig. 2",
     title="Conditioning and stochastic disturbance over dimension and batch size",
-    cost="COST",
+    cost="4 min",
     claims=(
         Claim("DBN's output has condition number 1 at every d", "exactly 1", _exactly_one),
         Claim("At the highest d DBN has the largest SND", "DBN significantly enlarges SND", _largest),
