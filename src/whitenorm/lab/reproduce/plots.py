@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -44,10 +45,10 @@ def line_styles(axes: Axes, styles: Mapping[str, str]) -> None:
 
 def one_legend(figure: Figure, panels: Iterable[Axes], columns: int = 8) -> None:
     """Grids, and below all panels one legend of what is named in any of them."""
-    named = {}
+    named: dict[str, Artist] = {}
     for axes in panels:
         axes.grid(alpha=0.3)
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
     columns = min(columns, len(named))
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, fontsize=8)
