@@ -156,8 +156,9 @@ def draw(results: Results) -> Figure:
     """As figure A3, a column a depth; a row for each reading."""
     layers_all, groups = results.levels("layers"), results.where(method="GW").levels("groups")
     figure = plt.figure(figsize=(12, 13), layout="constrained")
-    panels = []
-    for row, (reading, name) in zip(figure.subfigures(len(_READINGS), 1), _READINGS.items(), strict=True):
+    rows = figure.subfigures(len(_READINGS), 1, squeeze=False)[:, 0]
+    panels: list[Axes] = []
+    for row, (reading, name) in zip(rows, _READINGS.items(), strict=True):
         row.suptitle(f"{name} (judged)" if reading == _JUDGED else name, fontsize=11)
         line = row.subplots(1, len(layers_all))
         for panel, layers in zip(line, layers_all, strict=True):
