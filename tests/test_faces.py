@@ -76,6 +76,12 @@ def test_dbn_has_its_group_size_and_no_scale():
     assert [(norm.group_size, norm.weight) for norm in norms] == [(2, None)] * 2
 
 
+def test_weights_begin_as_lecuns():
+    first = faces.network(faces.method("plain", {**SCALE, "hidden": [500]}), torch.zeros(1), 4)[1]
+    assert first.weight.std().item() == pytest.approx(1024**-0.5, rel=0.02)
+    assert not first.bias.any()
+
+
 def test_equal_time_is_the_end_of_the_fastest():
     # The slow method is lower after its last step, but not at the time when the other has made all of its.
     runs = [timed("quick", seed, [1.0, 2.0], [3.0, 1.0 + seed / 100]) for seed in range(3)]

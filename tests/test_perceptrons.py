@@ -12,9 +12,11 @@ from judged import judged, verdict
 import whitenorm
 from whitenorm.lab.experiments.gw import batch_group as gw_batch_group
 from whitenorm.lab.experiments.gw import capacity as gw_capacity
+from whitenorm.lab.experiments.gw import conditioning as gw_conditioning
 from whitenorm.lab.experiments.shared.perceptrons import below, mnist, norm, rest_below, run, tuned
 from whitenorm.lab.reproduce.experiment import Context
 from whitenorm.lab.reproduce.results import Results, Run
+from whitenorm.lab.side_by_side import Curves
 from whitenorm.solvers import PCA, ZCA, Newton
 
 
@@ -90,13 +92,78 @@ def test_an_end_of_a_scale_against_the_best_of_the_rest():
 
 def test_random_labels_are_the_seeds_own(context, monkeypatch):
     seen = []
-    monkeypatch.setattr(gw_capacity, "trained", lambda model, train, *rest: seen.append(train.labels) or {})
-    settings = {"norm": "plain", "hidden": 0, "width": 10, "images": 100, "side": 7}
+
+    def look(model, norms, lrs, train, **options):
+        seen.append(train.labels)
+        return Curves([], [], [])
+
+    monkeypatch.setattr(gw_capacity, "fit_side_by_side", look)
+    settings = {"hidden": 0, "width": 10, "groups": [], "lrs": [], "images": 100, "epochs": 1, "points": 1}
     for seed in (0, 0, 1):
         gw_capacity.run(settings, Context(seed, context.data_root))
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
     assert not torch.equal(seen[0], context.load("mnist").train.labels[:100])
+
+
+def fitted(errors):
+    """Networks of one layer that were trained side by side, with three seeds, around these errors."""
+    return Results(
+        Run(
+            {"hidden": 1, "width": 32, "lrs": [0.1, 0.5]},
+            seed,
+            {
+                "nets": [
+                    {"norm": norm, "groups": g, "lr": lr, "loss": [], "error": [90.0, error + 0.1 * seed]}
+                    for (norm, g, lr), error in errors.items()
+                ]
+            },
+            0.0,
+        )
+        for seed in range(3)
+    )
+
+
+def test_networks_that_were_trained_side_by_side_are_asked_one_by_one():
+    found = gw_capacity._over_groups(fitted({("GN", 2, 0.1): 5.0, ("GN", 2, 0.5): 1.0, ("GN", 4, 0.1): 3.0}), 1, "GN")
+    assert found.values("final_error", groups=2) == pytest.approx([1.0, 1.1, 1.2])
+    assert found.values("final_error", groups=4) == pytest.approx([3.0, 3.1, 3.2])
+    assert found.where(groups=2).levels("lr") == [0.5]
+
+
+def test_the_more_sensitive_norm_rises_more_from_its_fewest_groups():
+    # In groups of 8 and of 4 channels, of 32; not in those of 2.
+    errors = {("GN", 2): 5.0, ("GN", 4): 6.0, ("GN", 8): 7.0, ("GN", 16): 90.0}
+    errors |= {("GW", 2): 1.0, ("GW", 4): 3.0, ("GW", 8): 5.0, ("GW", 16): 9.0}
+    found = fitted({(norm, g, 0.1): error for (norm, g), error in errors.items()})
+    assert verdict(gw_capacity._more_sensitive(1)(found)) == "held"
+    found = fitted({(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()})
+    assert verdict(gw_capacity._more_sensitive(1)(found)) == "not held"
+
+
+def test_statistics_are_taken_anew_for_a_test_and_leave_training_alone(context):
+    settings = {"norm": "DBN", "eps": 1e-3, "hidden": 1, "width": 8, "images": 64, "lr": 0.5, "steps": 4, "points": 2}
+    settings["test_images"] = 50
+    values = []
+    for recalibrate in (False, True):
+        torch.manual_seed(0)
+        values.append(run({**settings, "recalibrate": recalibrate}, context))
+    running, anew = values
+    assert anew["loss"] == running["loss"]
+    assert anew["test"] != running["test"]
+    assert "final_test" in run({**settings, "norm": "plain", "recalibrate": True}, context)
+
+
+@pytest.mark.parametrize("method", ["base", "BN", "GW"])
+def test_readings_of_a_condition_number(method):
+    settings = {"layers": 2, "features": 16, "samples": 200, "method": method, "groups": 1}
+    torch.manual_seed(0)
+    values = gw_conditioning.run(settings, Context(0))
+    assert set(values) == {f"{reading}_{p}" for reading in gw_conditioning._READINGS for p in (90, 80)}
+    for place in ("after", "before"):
+        same = values[f"{place}_moments_90"] == pytest.approx(values[f"{place}_covariance_90"])
+        # With BN no mean is left to count.
+        assert same == (method == "BN")
 
 
 def test_epochs_are_the_same_for_all_batch_sizes():

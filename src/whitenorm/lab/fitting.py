@@ -52,14 +52,14 @@ def fit(
         ([2, 4], 2)
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    batches = _batches(train, batch_size, seed)
+    drawn = batches(train, batch_size, seed)
     curve: dict[str, list[float]] = {"step": [], "loss": [], "error": [], "seconds": []}
     spent, last = 0.0, 0
-    for end in _ends(steps, points):
+    for end in ends(steps, points):
         start = time.perf_counter()
         loss = wrong = math.inf
         if not curve["loss"] or math.isfinite(curve["loss"][-1]):
-            steps_since = torch.stack([_step(model, optimizer, next(batches)) for _ in range(last, end)])
+            steps_since = torch.stack([_step(model, optimizer, next(drawn)) for _ in range(last, end)])
             if steps_since.isfinite().all():
                 loss, wrong = steps_since.mean(0).tolist()
         spent, last = spent + time.perf_counter() - start, end
@@ -74,7 +74,8 @@ def fit(
     return curve
 
 
-def _ends(steps: int, points: int) -> list[int]:
+def ends(steps: int, points: int) -> list[int]:
+    """The steps after which a curve has its points, as even as can be."""
     points = min(points, steps)
     return [round(steps * (i + 1) / points) for i in range(points)]
 
@@ -90,7 +91,8 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Split) -> T
     return torch.stack([loss.detach(), (logits.argmax(1) != batch.labels).float().mean()])
 
 
-def _batches(train: Split, size: int | None, seed: int) -> Iterator[Split]:
+def batches(train: Split, size: int | None, seed: int) -> Iterator[Split]:
+    """Without end: the whole set if there is no size, otherwise full batches of passes in orders of the seed."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         if size is None:

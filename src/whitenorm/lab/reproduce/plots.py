@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 matplotlib.use("Agg")
 
@@ -33,3 +35,20 @@ def finish(axes: Axes) -> None:
     """Grid and legend."""
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+
+
+def line_styles(axes: Axes, styles: Mapping[str, str]) -> None:
+    """Entries of a legend that say what solid and dashed lines of any colour are."""
+    for name, style in styles.items():
+        axes.plot([], [], color="grey", linestyle=style, label=name)
+
+
+def one_legend(figure: Figure, panels: Iterable[Axes], columns: int = 8) -> None:
+    """Grids, and below all panels one legend of what is named in any of them."""
+    named: dict[str, Artist] = {}
+    for axes in panels:
+        axes.grid(alpha=0.3)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    columns = min(columns, len(named))
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, fontsize=8)

@@ -1,9 +1,10 @@
 """GW table 1: how many equations the output of BN, BW, GN and GW satisfies, and which m and g leave a solution.
 
 Paper: 2d, d(d+3)/2, 2gm and mg(g+3)/2 over a batch; m ≥ 2, m ≥ (d+3)/2, g ≤ d/2, g ≤ (√(8d+9) - 3)/2. Cost: seconds.
-Command: ``whitenorm reproduce gw-constraints``. The numbers are counted as the rank of the constraints' Jacobian at a
-random normalised output, and the ranges as the sizes at which there are no more equations than values. That is needed
-for a solution but not enough: centred values have a rank below their number, so that whitening d features needs m > d.
+Command: ``whitenorm reproduce gw-constraints``. The formulas are of any d, m and g, here of a few. The numbers are
+counted as the rank of the constraints' Jacobian at a random normalised output, and the ranges as the sizes at which
+there are no more equations than values. That is needed for a solution but not enough: centred values have a rank below
+their number, so that whitening d features needs m > d.
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ def draw(results: Results) -> Figure:
             (line,) = panel.plot(sizes, found.values("formula"), label=f"{_NAMES[method]}, formula")
             panel.plot(sizes, found.values("rank"), "o", color=line.get_color(), label=f"{_NAMES[method]}, rank")
         panel.plot(sizes, found.values("values"), color="grey", linestyle=":", label="values in the output")
-        panel.set(
-            xlabel="batch size m" if key == "batch" else "groups g", ylabel="constraints", yscale="log", xscale="log"
-        )
+        panel.set(xlabel="batch size m" if key == "batch" else "groups g", ylabel="constraints")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.xaxis.set_major_formatter("{x:g}")
         finish(panel)
     return figure
 

@@ -101,7 +101,7 @@ def _correlated(results: Results) -> Evidence:
 def draw(results: Results) -> Figure:
     """Two outputs in hexagonal bins, with the histogram of each at the sides; the first seed."""
     sizes = results.levels("size")
-    figure = plt.figure(figsize=(2.4 * len(sizes), 5.4), layout="constrained")
+    figure = plt.figure(figsize=(2.4 * len(sizes), 5.8), layout="constrained")
     parts = figure.subfigures(2, len(sizes), squeeze=False)
     for row, (method, letter) in zip(parts, _METHODS.items(), strict=True):
         for part, size in zip(row, sizes, strict=True):
@@ -118,6 +118,7 @@ def draw(results: Results) -> Figure:
             axes[1, 0].set(xlim=(-reach, reach), ylim=(-reach, reach))
             axes[0, 0].set_yticks([])
             axes[1, 1].set_xticks([])
+            axes[1, 0].set(xlabel="one output", ylabel="another" if size == sizes[0] else "")
             axes[0, 0].set_title(f"{method}, {letter} = {size}", fontsize=10)
     return figure
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
-from whitenorm.lab.reproduce.plots import finish
+from whitenorm.lab.reproduce.plots import one_legend
 from whitenorm.lab.reproduce.results import Results
 
 # BatchNorm's.
@@ -62,7 +62,8 @@ def draw(results: Results) -> Figure:
         panel.plot(*outputs.T, "+", color="tab:blue", markersize=5, label="BN outputs of x")
         panel.plot(*x, "x", color="red", markersize=9, markeredgewidth=2, label="x")
         panel.set(title=f"B = {batch}: SND {one.values['snd']:.3f}", aspect="equal")
-        finish(panel)
+        panel.set(xlabel="first feature", ylabel="second feature")
+    one_legend(figure, axes)
     return figure
 
 

@@ -1,7 +1,8 @@
 """What the DBN paper's two experiments with perceptrons on faces share: the methods, their grid search, equal time.
 
 Hyper-parameters are chosen for each method and seed by the training loss after the last step. The paper's grid is the
-learning rate, and for NNN also the damping ε and the interval T. DBN has no γ and β, as in the paper.
+learning rate, and for NNN also the damping ε and the interval T. DBN has no γ and β, as in the paper, and weights begin
+as LeCun's, as its text says.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from whitenorm.lab.data import Split
 from whitenorm.lab.fitting import fit
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.nnn import NaturalNetwork
+from whitenorm.lab.nets.parts import lecun_
 from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Context, Settings
 from whitenorm.lab.reproduce.results import Results, Run
@@ -91,6 +93,7 @@ def network(
     }
     norm = norms.get(settings["method"], lambda width: nn.Identity())
     layers = mlp(classes, SHAPE, hidden=settings["hidden"], norm=norm)
+    lecun_(layers)
     if damping is None or interval is None:
         return layers
     return NaturalNetwork(layers, images, damping=damping, interval=interval, samples=settings["samples"])

@@ -2,7 +2,8 @@
 
 The settings of a run have ``norm`` and what that norm takes (``eps``, ``group_size``, ``affine``, ``groups``, ``T``),
 the network (``hidden`` layers of ``width`` units), ``images`` of the training set, ``lr``, ``steps``, and where they
-are used ``batch_size``, ``points`` of the curves and ``test_images``.
+are used ``batch_size``, ``points`` of the curves, ``test_images``, and ``recalibrate``, whether a test begins with
+population statistics of all training images instead of running averages, which lag behind after few steps.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from torch import nn
 
 import whitenorm
 from whitenorm.lab.data import Split
-from whitenorm.lab.fitting import centred, error, fit
+from whitenorm.lab.fitting import Measure, centred, error, fit
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Context, Settings
 from whitenorm.lab.reproduce.plots import levels_line
 from whitenorm.lab.reproduce.results import Results
+from whitenorm.models.recalibrate import recalibrate_
 
 Judge = Callable[[Results], Evidence]
 
 _BATCH_WHITENING = {"DBN": "zca", "DBN-ZCA": "zca", "DBN-PCA": "pca", "BW": "zca", "BW-C16": "zca"}
 _NORMS = ("plain", "BN", "GN", "GW", "IterNorm", *_BATCH_WHITENING)
+_WITHOUT_POPULATION = ("plain", "GN", "GW")
+# Images that statistics are taken from at a time.
+_ROWS = 10000
+_WORDS = {"batch_size": "batches of", "groups": "g ="}
 
 
 def norm(settings: Settings, width: int) -> nn.Module:
@@ -73,11 +79,23 @@ def trained(model: nn.Module, train: Split, test: Split, settings: Settings, con
         batch_size=settings.get("batch_size"),
         seed=context.seed,
         points=settings.get("points", 50),
-        measure=(lambda model: {"test": error(model, test)}) if len(test.labels) else None,
+        measure=_tested(train, test, settings) if len(test.labels) else None,
         progress=context.progress,
     )
     names = ("loss", "error", "test") if len(test.labels) else ("loss", "error")
     return {**curve, **{f"final_{name}": curve.get(name, [math.inf])[-1] for name in names}}
+
+
+def _tested(train: Split, test: Split, settings: Settings) -> Measure:
+    """The test error. Statistics that are taken anew change nothing in training, which has those of its batches."""
+    anew = settings.get("recalibrate", False) and settings["norm"] not in _WITHOUT_POPULATION
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        if anew:
+            recalibrate_(model, train.images.split(_ROWS), progress=False)
+        return {"test": error(model, test)}
+
+    return measure
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
@@ -118,7 +136,8 @@ def rest_below(found: Results, over: str, level: Any, value: str, what: str) -> 
     """That the best of a setting's other values has lower numbers than this one."""
     last, rest = found.where(**{over: level}), Results(run for run in found if run.settings[over] != level)
     best = rest.best(over, value)
-    names = f"{what}, {over} {best.levels(over)[0]}", f"{over} {level}"
+    word = _WORDS.get(over, over)
+    names = f"{what}, {word} {best.levels(over)[0]}", f"{word} {level}"
     return lower(best.values(value), last.values(value), names)
 
 
