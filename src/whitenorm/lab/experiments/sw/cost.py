@@ -5,7 +5,7 @@ Paper: at 224², 7 layers: 4.143 GFLOPs with BN, 4.185 with BW and SW^a, 4.188 w
 14 layers 18.26, 18.49, 18.90. Command: ``whitenorm reproduce sw-cost``. All whiten by ZCA; FLOPs are those of
 convolutions and matrix products at inference, without eigendecompositions, and inference is what is timed as forward.
 The second net is ResNet-50 with dilated last stages and without a segmentation head, at the default scale at 193².
-Batch 1 in both. Table 2's FLOPs, 274.73 to 275.75, have a head of which nothing is said, and are left out.
+Batch 1 in both. Table 2's FLOPs are counted in ``sw-flops``; the GPU's times of both tables are left out.
 """
 
 from __future__ import annotations
