@@ -21,9 +21,9 @@ from torch import nn
 import whitenorm
 from whitenorm.diagnostics import flops
 from whitenorm.lab.costs import products
+from whitenorm.lab.experiments.shared.overheads import one_legend
 from whitenorm.lab.reproduce.evidence import Evidence, exactly
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
-from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results, Run
 
 
@@ -109,7 +109,7 @@ def draw(results: Results) -> Figure:
     """The share of a 3×3 convolution, counted and by formula, over T, a panel a batch size."""
     batches = results.levels("images")
     figure, axes = plt.subplots(
-        1, len(batches), figsize=(3.6 * len(batches), 3.6), layout="constrained", sharey=True, squeeze=False
+        1, len(batches), figsize=(3.6 * len(batches), 4), layout="constrained", sharey=True, squeeze=False
     )
     for panel, images in zip(axes[0], batches, strict=True):
         for width in results.levels("width"):
@@ -122,8 +122,9 @@ def draw(results: Results) -> Figure:
             )
         panel.axhline(2 / 9, color="grey", linewidth=0.8)
         panel.set(xlabel="steps T", xticks=steps, title=f"batch {images}, {found[0].settings['resolution']}²")
-        finish(panel)
+        panel.grid(alpha=0.3)
     axes[0, 0].set(ylabel="times a 3×3 convolution's multiplications", yscale="log")
+    one_legend(figure)
     return figure
 
 
