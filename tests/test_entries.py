@@ -35,7 +35,7 @@ def test_batches_of_the_axes_share_eigenvectors():
 def test_clouds_are_what_the_layers_make():
     x = clouds.cloud(200, seed=1)
     norms = {
-        "BN": nn.BatchNorm1d(2, 0, affine=False),
+        "BN": nn.BatchNorm1d(2, 1e-12, affine=False),
         "DBN": whitenorm.DecorrelatedBatchNorm(2, 2, 0, affine=False),
         "IterNorm T=3": whitenorm.IterNorm(2, 2, 3, 0, affine=False),
     }
