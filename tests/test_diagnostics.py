@@ -15,6 +15,7 @@ from whitenorm.diagnostics import (
     feasible_range,
     fisher_condition_number,
     flops,
+    jacobian_spectrum,
     measured_constraint_number,
     saved_bytes,
     spectrum,
@@ -188,6 +189,35 @@ def test_fisher_of_a_linear_output_is_that_of_its_inputs():
     assert fisher_condition_number(model, data, "0", softmax=False) == pytest.approx(expected)
 
 
+def test_jacobian_spectrum_against_autograd():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), whitenorm.DecorrelatedBatchNorm(3, 3), nn.ReLU()).double()
+    net.append(nn.Sequential(nn.Flatten(), nn.Linear(48, 5).double()))
+    data = torch.randn(20, 2, 4, 4, dtype=torch.float64)
+    whitenorm.recalibrate_(net, [data])
+    # One part in another mode than the rest, and both kept.
+    net[2].eval()
+    before = net[1].running_mean.clone()
+    found = jacobian_spectrum(net, data[:3])
+    assert [part.training for part in net] == [True, True, False, True]
+    assert torch.equal(net[1].running_mean, before)
+    net.eval()
+    for values, x in zip(found, data, strict=False):
+        jacobian = torch.autograd.functional.jacobian(lambda x: net(x.unsqueeze(0))[0], x).flatten(1)
+        assert torch.allclose(values, torch.linalg.svdvals(jacobian))
+
+
+def test_whitening_between_linear_layers_is_an_isometry():
+    """From white to white, where a linear layer is all there is between: DBN, section 3.5."""
+    torch.manual_seed(0)
+    layers = [(nn.Linear(6, 6), whitenorm.DecorrelatedBatchNorm(6, 6, eps=0, affine=False)) for _ in range(4)]
+    net = nn.Sequential(*[part for pair in layers for part in pair]).double()
+    data = torch.randn(500, 6, dtype=torch.float64)
+    whitenorm.recalibrate_(net, [data])
+    values = jacobian_spectrum(net[2:], net[:2].eval()(data[:2]))
+    assert torch.allclose(values, torch.ones_like(values), atol=1e-6)
+
+
 def test_costs_of_a_layer():
     layer = whitenorm.IterNorm(16, 8).eval()
     x = torch.randn(4, 16, 6, 6)
@@ -221,6 +251,10 @@ def test_bad_input_is_a_clear_error():
         stochastic_disturbance(nn.BatchNorm1d(2), torch.randn(5, 2), 6)
     with pytest.raises(ValueError, match="data of 3 features"):
         stochastic_disturbance(nn.BatchNorm1d(3), torch.randn(5, 2), 2)
+    with pytest.raises(ValueError, match="floating-point samples"):
+        jacobian_spectrum(nn.ReLU(), torch.randn(5))
+    with pytest.raises(ValueError, match="a row of outputs for each of 5 samples"):
+        jacobian_spectrum(nn.Flatten(0), torch.randn(5, 2))
     with pytest.raises(ValueError, match="it has: 0"):
         fisher_condition_number(nn.Sequential(nn.Linear(2, 2)), torch.randn(5, 2), "fc")
 

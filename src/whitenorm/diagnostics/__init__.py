@@ -13,6 +13,7 @@ from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbanc
 from whitenorm.diagnostics.diversity import diversity
 from whitenorm.diagnostics.fisher import fisher_condition_number
 from whitenorm.diagnostics.inspection import inspect
+from whitenorm.diagnostics.jacobian import jacobian_spectrum
 from whitenorm.diagnostics.monitoring import Monitor, monitor
 from whitenorm.diagnostics.page import html_page
 from whitenorm.diagnostics.reports import Inspection, LayerReport
@@ -32,6 +33,7 @@ __all__ = [
     "flops",
     "html_page",
     "inspect",
+    "jacobian_spectrum",
     "measured_constraint_number",
     "monitor",
     "saved_bytes",

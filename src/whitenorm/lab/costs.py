@@ -108,6 +108,21 @@ def layer_step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], None]
     return run
 
 
+def products(make: Callable[[], nn.Module], *shape: int) -> int:
+    """Multiplications, each with its addition, of a layer's forward pass in training, counted without arithmetic.
+
+    Of convolutions and matrix products; an eigendecomposition is not counted.
+
+    Example::
+
+        >>> products(lambda: nn.Conv2d(4, 4, 3, padding=1, bias=False), 1, 4, 8, 8) == 9 * 8 * 8 * 4 * 4
+        True
+    """
+    # Weights without values take no time to make.
+    with torch.device("meta"):
+        return flops(make().train(), torch.empty(shape)) // 2
+
+
 def gflops(model: nn.Module, resolution: int) -> float:
     """Multiplications and additions of inference on one image, a pair counted as one, as the SW paper does."""
     device = next(model.parameters()).device

@@ -77,6 +77,14 @@ DBN_L1_PERCENT = {
     "resnet101": (100 * (1.35 / 1.24 - 1), 100 * (0.37 / 0.35 - 1)),
 }
 
+# The same of ImageNet's nets on several GPUs: DBN, table B.3, seconds an iteration.
+DBN_L1_PARALLEL_PERCENT = {
+    "resnet18": (100 * (1.45 / 0.81 - 1), 100 * (0.51 / 0.40 - 1)),
+    "resnet34": (100 * (2.04 / 1.21 - 1), 100 * (0.71 / 0.55 - 1)),
+    "resnet50": (100 * (1.12 / 0.51 - 1), 100 * (0.25 / 0.19 - 1)),
+    "resnet101": (100 * (4.21 / 1.52 - 1), 100 * (0.57 / 0.42 - 1)),
+}
+
 # Larger nets with GW and BW_Σ at S1-B2, a training step beyond BatchNorm's: GW, table A3, ms, V100.
 S1_B2_PERCENT = {
     "resnet101": {"GW S1-B2": 100 * (810 / 672 - 1), "BW_Σ S1-B2": 100 * (882 / 672 - 1)},
@@ -85,6 +93,17 @@ S1_B2_PERCENT = {
 
 # FLOPs of inference at 224², in billions: SW, supplement, table 1.
 GFLOPS = {"BatchNorm": 4.143, "BW 7 layers": 4.185, "SW^a 7 layers": 4.185, "SW^b 7 layers": 4.188}
+
+# The same of a segmentation net at 713²: table 2.
+GFLOPS_713 = {
+    "BatchNorm": 274.73,
+    "BW 7 layers": 275.30,
+    "SW^a 7 layers": 275.30,
+    "SW^b 7 layers": 275.34,
+    "BW 14 layers": 275.68,
+    "SW^a 14 layers": 275.68,
+    "SW^b 14 layers": 275.75,
+}
 
 # Forward and backward, N = 64 at 32², by width, to the 'cudnn' convolution: IterNorm, supplement, table 1, ms, GPU.
 TO_CONVOLUTION = {

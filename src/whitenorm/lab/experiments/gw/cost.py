@@ -40,8 +40,8 @@ def _printed(table: str) -> dict[str, float]:
 def draw(results: Results) -> Figure:
     """Added time of a training step, a panel a net, and of ResNet-50's inference, which the paper does not print."""
     tables = {table: results.where(table=table) for table in results.levels("table")}
-    panels: list[Any] = [(found, "step", _printed(table), f"table {table}") for table, found in tables.items()]
-    return picture([*panels, (tables["A2"], "inference", {}, "inference")])
+    panels: list[Any] = [(found, "step", _printed(table), found.levels("net")[0]) for table, found in tables.items()]
+    return picture([*panels, (tables["A2"], "inference", {}, tables["A2"].levels("net")[0])])
 
 
 EXPERIMENT = Experiment(
@@ -51,7 +51,7 @@ EXPERIMENT = Experiment(
     title="Training step of ResNet-50 with GW, by placement",
     cost="4 min",
     claims=(
-        Claim("GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _within),
+        Claim("GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _within, ours=True),
         Claim(
             "One GW adds least, all norms most",
             "4.3, 22.7, 90 %",
@@ -87,4 +87,6 @@ EXPERIMENT = Experiment(
     plan=plan,
     run=run,
     draw=draw,
+    reduction="Times are of a CPU without the optimizer's part, the paper's of a V100: only ratios and orders compare. "
+    "Batch 8 at 128² for 256 at 224², ResNet-50 alone, 3 rounds a repetition for 100.",
 )

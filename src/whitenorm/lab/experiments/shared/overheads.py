@@ -20,7 +20,6 @@ from whitenorm.lab import costs
 from whitenorm.lab.costs import Choice
 from whitenorm.lab.reproduce.evidence import Evidence, at_most, every, rising
 from whitenorm.lab.reproduce.experiment import Context, Settings
-from whitenorm.lab.reproduce.plots import finish
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.timing import interleaved, ratio, summarise
 
@@ -83,30 +82,52 @@ def ordered(models: Sequence[str], table: str) -> Callable[[Results], Evidence]:
     return judge
 
 
-def bars(axes: Axes, results: Results, value: str, printed: Mapping[str, float], title: str) -> None:
-    """A bar a model, with the range of all repetitions, and what is printed beside it."""
-    models = results.levels("model")
-    for place, model in enumerate(models):
-        values = results.values(value, model=model)
+Rows = Mapping[str, tuple[Sequence[float], float | None]]
+"""By model, a number a repetition, and what is printed for it, if anything is."""
+
+
+def bars(axes: Axes, rows: Rows, base: float) -> None:
+    """A bar a model from a base, with the range of all repetitions, and what is printed beside it."""
+    for place, (values, printed) in enumerate(rows.values()):
         mean = sum(values) / len(values)
-        axes.barh(place - 0.2, mean, 0.4, color="tab:blue", label="whitenorm" if place == 0 else None)
-        axes.plot([min(values), max(values)], [place - 0.2] * 2, color="black", linewidth=1)
-        if model in printed:
-            axes.barh(place + 0.2, printed[model], 0.4, color="lightgrey", label="paper" if place == 0 else None)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set(yticks=range(len(models)), yticklabels=models, title=title)
-    axes.set(xlabel=f"added to BatchNorm's {NAMES[value]}, %")
+        axes.barh(place - 0.2, mean, 0.4, color="tab:blue", label="whitenorm, mean")
+        axes.plot(
+            [min(values), max(values)],
+            [place - 0.2] * 2,
+            color="black",
+            linewidth=1,
+            label="whitenorm, all repetitions",
+        )
+        if printed is not None:
+            axes.barh(place + 0.2, printed, 0.4, color="lightgrey", label="paper")
+    axes.axvline(base, color="black", linewidth=0.8)
+    axes.set(yticks=range(len(rows)), yticklabels=list(rows))
     axes.invert_yaxis()
-    finish(axes)
+    axes.grid(alpha=0.3)
+
+
+def one_legend(figure: Figure) -> None:
+    """What the bars of all panels are, above them."""
+    known = {
+        label: handle for panel in figure.axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(known.values(), known, loc="outside upper center", ncols=len(known), fontsize=8)
 
 
 def picture(panels: Sequence[tuple[Results, str, Mapping[str, float], str]], columns: int = 2) -> Figure:
-    """Panels of bars."""
+    """Panels of bars, each of some runs: a value of them, what is printed, and a title."""
     rows = -(-len(panels) // columns)
     height = max(1.2 + 0.42 * len(results.levels("model")) for results, *_ in panels)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, height * rows), layout="constrained")
-    for panel, content in zip(axes.flat, panels, strict=False):
-        bars(panel, *content)
+    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 0.3 + height * rows), layout="constrained")
+    for panel, (results, value, printed, title) in zip(axes.flat, panels, strict=False):
+        fed = results[0].settings
+        found = {model: (results.values(value, model=model), printed.get(model)) for model in results.levels("model")}
+        bars(panel, found, 0)
+        panel.set(
+            title=f"{title}; batch {fed['batch']}, {fed['resolution']}²",
+            xlabel=f"added to BatchNorm's {NAMES[value]}, %",
+        )
     for panel in axes.flat[len(panels) :]:
         panel.axis("off")
+    one_legend(figure)
     return figure
