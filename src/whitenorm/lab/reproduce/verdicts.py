@@ -34,6 +34,8 @@ class Judgement:
     verdict: Verdict
     ours: str
     why: str = ""
+    parts: tuple[Judgement, ...] = ()
+    """Each of several by itself, by the level of the whole claim."""
 
 
 def judge(claims: Sequence[Evidence], rule: Rule) -> list[Judgement]:
@@ -60,14 +62,19 @@ def _judged(claim: Evidence, rule: Rule, held: float, against: float) -> Judgeme
         return Judgement(verdict, claim.ours(rule), _why(p, verdict, against if verdict == "not held" else held))
     # As much as the whole claim's: it is not held by its weakest part, and held by all.
     more = [_ratio(held, p.held), _ratio(against, min(leaf.p(rule).against for leaf in claim.leaves))]
-    parts = [(leaf.p(rule), isinstance(leaf, Missing)) for leaf in claim.leaves]
-    deciding = [
-        _why(part, verdict)
-        for part, absent in parts
-        if _verdict(more[0] * part.held, more[1] * part.against, absent) == verdict
-    ]
+    parts = tuple(_part(leaf, rule, *more) for leaf in claim.leaves)
+    deciding = [part.why for part in parts if part.verdict == verdict]
     reasons = "; ".join(dict.fromkeys(deciding[:_REASONS])) + ("; …" if len(deciding) > _REASONS else "")
-    return Judgement(verdict, claim.ours(rule), f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}")
+    why = f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}"
+    return Judgement(verdict, claim.ours(rule), why, parts)
+
+
+def _part(leaf: Evidence, rule: Rule, held: float, against: float) -> Judgement:
+    """One of several, its p as many times as the whole claim's is adjusted by."""
+    p = leaf.p(rule)
+    for_, against_ = min(1.0, held * p.held), min(1.0, against * p.against)
+    verdict = _verdict(for_, against_, isinstance(leaf, Missing))
+    return Judgement(verdict, leaf.ours(rule), _why(p, verdict, against_ if verdict == "not held" else for_))
 
 
 def _verdict(held: float, against: float, missing: bool) -> Verdict:
