@@ -189,3 +189,13 @@ def test_a_part_says_what_it_was_corrected_to():
     first = judge([claim, *[lower(*close, NAMES)] * 9], SECOND)[0].parts[0]
     assert first.verdict == "not decided"
     assert ", Holm's " in first.why
+
+
+def test_parts_beside_one_that_is_open_are_corrected_as_much():
+    """Where the whole claim's p is 1, how much it was multiplied by does not show in it."""
+    close, none = ([1.0, 3.0, 5.0, 7.0, 9.0], [1.2, 3.3, 5.1, 7.4, 9.05]), ([1.0, 2.0, 3.0, 4.0, 5.0],) * 2
+    claim = every(lower(*close, NAMES), lower(*none, NAMES))
+    assert verdict(lower(*close, NAMES), SECOND) == "held"
+    assert [part.verdict for part in judge([claim], SECOND)[0].parts] == ["held", "not decided"]
+    found = judge([claim, *[lower(*none, NAMES)] * 9], SECOND)[0]
+    assert [part.verdict for part in found.parts] == ["not decided", "not decided"]
