@@ -78,7 +78,7 @@ def _judge_and_draw(
     }
     # The picture first: were it to fail, the runs are still there to go on from.
     figure = experiment.draw(runs)
-    figure.savefig(store.picture, dpi=110, metadata={"Software": None})
+    figure.savefig(store.picture, dpi=160, metadata={"Software": None})
     plt.close(figure)
     store.write(content, runs)
     return {**content, "runs": runs}
