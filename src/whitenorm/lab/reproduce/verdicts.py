@@ -53,10 +53,10 @@ def judge(claims: Sequence[Evidence], rule: Rule) -> list[Judgement]:
     held, against = rule.adjusted([p.held for p in found]), rule.adjusted([p.against for p in found])
     adjusted = {id(claim): pair for claim, *pair in zip(tested, held, against, strict=True)}
     most = len(tested) if rule.corrected else 1
-    return [_judged(claim, rule, *adjusted.get(id(claim), claim.p(rule)[:2]), most) for claim in claims]
+    return [_judged(claim, rule, *adjusted.get(id(claim), claim.p(rule)[:2]), most=most) for claim in claims]
 
 
-def _judged(claim: Evidence, rule: Rule, held: float, against: float, most: int) -> Judgement:
+def _judged(claim: Evidence, rule: Rule, held: float, against: float, *, most: int) -> Judgement:
     p, missing = claim.p(rule), any(isinstance(leaf, Missing) for leaf in claim.leaves)
     verdict = _verdict(held, against, missing)
     if len(claim.leaves) == 1:
