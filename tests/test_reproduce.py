@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from whitenorm.cli import main
-from whitenorm.lab.reproduce.evidence import exactly, lower
+from whitenorm.lab.reproduce.evidence import every, exactly, lower
 from whitenorm.lab.reproduce.experiment import Claim, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Results, Run, Store
@@ -99,6 +99,20 @@ def test_results_and_picture(experiment, tmp_path):
 def test_smoke_decides_only_what_is_exact(experiment, tmp_path):
     content = reproduce(experiment[0], tmp_path, "smoke", seeds=4)
     assert [claim["verdict"] for claim in content["claims"]] == ["not decided", "held"]
+
+
+def test_parts_of_a_claim_are_kept(experiment, tmp_path):
+    """With their own numbers and verdicts; a claim of one has none, nor has what smoke scale does not decide."""
+    both = Claim("both", "yes", lambda r: every(exactly(True, "1 of 1"), exactly(len(r) > 99, f"{len(r)} runs")))
+    made = dataclasses.replace(experiment[0], claims=(both, experiment[0].claims[0]))
+    several, one = reproduce(made, tmp_path)["claims"]
+    assert several["parts"] == [
+        {"ours": "1 of 1", "verdict": "held", "why": "counted"},
+        {"ours": "9 runs", "verdict": "not held", "why": "counted"},
+    ]
+    assert "parts" not in one
+    assert Store(tmp_path, "mine", "default").read()["claims"] == [several, one]
+    assert "parts" not in reproduce(made, tmp_path, "smoke")["claims"][0]
 
 
 def test_an_interrupted_call_goes_on(experiment, tmp_path):

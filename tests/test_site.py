@@ -1,8 +1,10 @@
 """The site and the README's table made from results: all of it is there, as text, whole, and good in a browser."""
 
+import dataclasses
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -10,20 +12,21 @@ from browser import look
 
 from whitenorm.cli import main
 from whitenorm.lab.experiments import EXPERIMENTS
-from whitenorm.lab.experiments.not_built import NOT_BUILT
+from whitenorm.lab.experiments.not_built import NOT_BUILT, NotBuilt
 from whitenorm.lab.marked import write_between
-from whitenorm.lab.reproduce import claims
+from whitenorm.lab.reproduce import claims, command, found, outcomes
 from whitenorm.lab.reproduce.outcomes import PAPERS, commit, gather, hardware, summary
 from whitenorm.lab.reproduce.results import Run, Store
-from whitenorm.lab.reproduce.site import files, write_site
+from whitenorm.lab.reproduce.rules import FIRST, SECOND
+from whitenorm.lab.reproduce.site import files, index, write_site
 
 HOSTILE = '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``'
 LONG = "W" * 300
 MACHINE = {"commit": "a" * 40, "whitenorm": "0.1", "torch": "2", "python": "3", "processor": "P<x>", "threads": 2}
 
 
-def store_results(folder, name, verdicts, size, text=HOSTILE):
-    """Results as if an experiment had been run, with a picture of a size."""
+def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
+    """Results as if an experiment had been run, with a picture of a size, and ``more`` in them."""
     judged = [
         {"claim": f"{n} {text}", "paper": text, "ours": f"1 ± 0.5 {text}", "verdict": verdict, "why": "p = 0.01" * n}
         for n, verdict in enumerate(verdicts)
@@ -40,6 +43,7 @@ def store_results(folder, name, verdicts, size, text=HOSTILE):
         "seconds": 90.0,
         "machine": MACHINE,
         "claims": judged,
+        **more,
     }
     store = Store(folder, name, "default")
     store.write(content, [Run({"lr": lr}, seed, {"loss": 1.0}, 1.0) for lr in (1, 2) for seed in range(3)])
@@ -69,11 +73,12 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.found, self.text = {}, ""
+        self.found, self.text, self.places = {}, "", set()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
         self.found.setdefault(tag, []).append(dict(attributes))
+        self.places.add(dict(attributes).get("id"))
 
     def handle_data(self, data):
         self.text += data
@@ -94,17 +99,20 @@ def test_index_counts_and_lists_all(site):
 
 def test_what_was_not_run_is_listed(results, tmp_path):
     shutil.copytree(results / "gw-constraints", tmp_path / "results/gw-constraints")
-    outcomes = gather(tmp_path / "results", "default")
-    write_site(outcomes, "default", tmp_path / "site")
+    gathered = gather(tmp_path / "results", "default")
+    write_site(gathered, "default", tmp_path / "site")
     missing = len(EXPERIMENTS) - 1
-    assert summary(outcomes, []).endswith(f" {missing} experiments not run.")
+    assert summary(gathered, []).endswith(f" {missing} experiments not run.")
     text = Page(tmp_path / "site/index.html").text
     assert "dbn-axis-swapDBN fig. 2––––not run" in text
-    assert summary(outcomes, NOT_BUILT) in text
+    assert summary(gathered, NOT_BUILT) in text
     page = Page(tmp_path / "site/dbn.html")
     assert "Not run at default scale." in page.text
     assert "img" not in page.found
-    assert "| – | – | – | – | not run |" in claims.markdown(outcomes, "default")
+    # Its claims are there all the same.
+    for claim in EXPERIMENTS["dbn-axis-swap"].claims:
+        assert f"{claim.text}{claim.paper}–– not run" in page.text
+    assert "| – | – | – | – | not run |" in claims.markdown(gathered, "default")
 
 
 def test_paper_page_has_claims_with_verdicts(site):
@@ -112,8 +120,10 @@ def test_paper_page_has_claims_with_verdicts(site):
     assert page.text.count("✓ held") == 2 + 1
     assert page.text.count("✗ not held") == 1 + 1
     assert page.text.count("? not decided") == 1 + 1
-    for words in ("1\u00a0±\u00a00.5", "PCA whitening swaps axes", "p\u00a0=\u00a00.01", "1.5 min", "fig. 2"):
+    for words in ("1\u00a0±\u00a00.5", "PCA whitening swaps axes", "p\u00a0=\u00a00.01", "fig. 2"):
         assert words in page.text
+    assert "Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 2 threads. Lrs {0.1, 0.5}, note" in page.text
+    assert {"class": "mean"} in page.found["span"]
     assert {"scope": "col", "role": "columnheader"} in page.found["th"]
     assert all(image["alt"] for image in page.found["img"])
 
@@ -138,7 +148,7 @@ def test_links_resolve(site):
             file, _, place = address.partition("#")
             assert (site / file).is_file(), (name, address)
             if place:
-                assert any(section["id"] == place for section in pages[file].found["section"]), address
+                assert place in pages[file].places, address
 
 
 def test_raw_values_are_beside(site, results):
@@ -217,7 +227,7 @@ def test_readme(results, tmp_path):
     assert (
         "| DBN fig. 2 | `dbn-axis-swap`: PCA against ZCA whitening of perceptrons | 2 | 1 | 1 | 0 | 1.5 min |" in once
     )
-    failed = [line for line in once.splitlines() if line.startswith("- ")]
+    failed = [line for line in once.splitlines() if line.startswith("  - ")]
     assert len(failed) == 2
     assert r"\<script\>alert(1)\</script\> & " in failed[0]
     assert "p = 0.01" in failed[0]
@@ -259,8 +269,186 @@ def test_the_reason_of_a_claim_that_does_not_hold(tmp_path):
         content = store.read()
         runs = content.pop("runs")
         store.write({**content, "claims": [{**content["claims"][0], "claim": known.text}]}, runs)
-        outcomes = gather(tmp_path, "default")
-        write_site(outcomes, "default", tmp_path / "site")
+        gathered = gather(tmp_path, "default")
+        write_site(gathered, "default", tmp_path / "site")
         pages = [Page(tmp_path / "site" / name).text for name in ("index.html", "gw.html")]
-        table = claims.markdown(outcomes, "default").replace("\\", "")
+        table = claims.markdown(gathered, "default").replace("\\", "")
         assert [known.otherwise in text for text in (*pages, table)] == [shown] * 3
+
+
+SHORT = "Trained on a tenth of the images."
+PARTS = [
+    {"ours": "DBN 1.5 ± 0.5, BN 2 ± 0.5", "verdict": "held", "why": "p = 0.01"},
+    {"ours": "DBN 3 ± 0.5, LN 2 ± 0.5", "verdict": "not held", "why": "the other way, p = 0.02"},
+]
+
+
+@pytest.fixture
+def several(tmp_path, monkeypatch):
+    """An entry with a claim of parts, one without, one that is exact and a bar of our own, at a reduced scale."""
+    known = EXPERIMENTS["gw-constraints"]
+    exact, bar, plain = (
+        dataclasses.replace(known.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
+        for text in ("exact", "bar", "plain")
+    )
+    entry = dataclasses.replace(known, claims=(exact, bar, plain), reduction=SHORT)
+    monkeypatch.setitem(EXPERIMENTS, known.id, entry)
+    base = {"paper": "less", "verdict": "not held", "why": "p = 0.3"}
+    judged = [
+        {**base, "claim": "exact", "ours": "3 of 4"},
+        {**base, "claim": "bar", "ours": "7.25 %"},
+        {
+            **base,
+            "claim": "plain",
+            "ours": "DBN 1 ± 0.1, BN 2 ± 0.1; DBN 3 ± 0.1, LN 4 ± 0.1",
+            "why": "1 of 2 parts not held: p = 1; …",
+        },
+        {**base, "claim": "plain", "ours": "both", "why": "1 of 2 parts not held: p = 0.02", "parts": PARTS},
+    ]
+    made = {"parameters": entry.scales["default"], "claims": judged, "rule": SECOND.name}
+    store_results(tmp_path / "results", known.id, [], (9, 3.6), text="", **made)
+    store_results(tmp_path / "results", "dbn-axis-swap", ["held"], (4, 3), text="")
+    gathered = gather(tmp_path / "results", "default")
+    write_site(gathered, "default", tmp_path / "site")
+    return gathered, tmp_path / "site"
+
+
+def test_claims_of_several_parts_are_lists(several):
+    gathered, site = several
+    for name in ("gw.html", "index.html"):
+        page = Page(site / name)
+        assert {"class": "parts"} in page.found["ul"]
+        lines = page.text.replace("\u00a0", " ")
+        assert "DBN 1.5 ± 0.5, BN 2 ± 0.5 ✓ held p = 0.01" in lines
+        assert "DBN 3 ± 0.5, LN 2 ± 0.5 ✗ not held the other way, p = 0.02" in lines
+        assert "; DBN" not in lines
+    assert "DBN 1 ± 0.1, BN 2 ± 0.1 DBN 3 ± 0.1, LN 4 ± 0.1" in Page(site / "gw.html").text.replace("\u00a0", " ")
+    table = claims.markdown(gathered, "default")
+    assert "\n    - DBN 1.5 ± 0.5, BN 2 ± 0.5 (held, p = 0.01)\n    - DBN 3 ± 0.5" in table
+    assert "Here: 1 of 2 parts not held.\n" in table
+
+
+def test_what_a_run_is_short_of_stands_with_its_claims(several):
+    gathered, site = several
+    page = Page(site / "gw.html")
+    assert page.text.count(SHORT) == 1
+    assert "gw-constraints-scale" in page.places
+    # With every claim but the exact one.
+    assert page.text.count("smaller run") == 3
+    assert SHORT in Page(site / "index.html").text
+    assert f"- `gw-constraints`: {SHORT}" in claims.markdown(gathered, "default")
+
+
+def test_runs_of_an_earlier_set_up_say_so(several, tmp_path):
+    """What the present scale is short of is not what they were."""
+    store = Store(tmp_path / "results", "gw-constraints", "default")
+    content = store.read()
+    runs = content.pop("runs")
+    store.write({**content, "parameters": {"images": 7}}, runs)
+    write_site(gather(tmp_path / "results", "default"), "default", tmp_path / "site")
+    text = Page(tmp_path / "site/gw.html").text
+    assert SHORT not in text
+    assert "Run with an earlier set-up than the present one" in text
+    assert "Images 7." in text
+    assert text.count("smaller run") == 3
+
+
+def test_bars_of_our_own_are_apart(several):
+    gathered, site = several
+    page = Page(site / "gw.html")
+    assert page.text.index("exact") < page.text.index("Set here, not claimed by the paper") < page.text.index("7.25 %")
+    assert "Bars of our own: 1 not held." in page.text
+    text = Page(site / "index.html").text
+    assert "gw-constraintsBars of our own: 1 not held." in text
+    assert (
+        "4 claims of the papers in 2 experiments: 1 held, 3 not held, 0 not decided, 0 not run. 1 bar of our own"
+        in text
+    )
+    assert "  - Bar of our own: **bar.**" in claims.markdown(gathered, "default")
+
+
+def test_the_rule_of_each_entry_is_said(several):
+    gathered, site = several
+    assert SECOND.words in Page(site / "gw.html").text
+    assert FIRST.words in Page(site / "dbn.html").text
+    text = Page(site / "index.html").text
+    assert f"1 experiment judged by {SECOND.words}: gw-constraints." in text
+    assert f"1 experiment judged by {FIRST.words}: dbn-axis-swap." in text
+    assert f"Judged by {FIRST.words}: `dbn-axis-swap`." in claims.markdown(gathered, "default")
+
+
+def test_what_is_not_built_is_listed(several, monkeypatch, tmp_path):
+    missing = (NotBuilt("GW", "table 9", "A <net>", "its data & code are gone"),)
+    for module in (outcomes, index, claims, command):
+        monkeypatch.setattr(module, "NOT_BUILT", missing)
+    gathered, site = several
+    write_site(gathered, "default", site)
+    words = "A <net>its data & code are goneGW table 9––––not built"
+    assert words in Page(site / "index.html").text
+    assert "1 experiment not built." in Page(site / "index.html").text
+    page = Page(site / "gw.html")
+    assert "not-built" in page.places
+    assert "A <net>GW table 9its data & code are gone" in page.text
+    assert "not-built" not in Page(site / "dbn.html").places
+    assert "| A \\<net\\> (its data & code are gone) | – | – | – | – | not built |" in claims.markdown(
+        gathered, "default"
+    )
+    assert any("not built: its data" in cell for cell in command.table(tmp_path / "results").columns[3].cells)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_parts_and_bars_in_a_browser(several, width):
+    for name in ("index", "gw"):
+        seen = look(several[1] / f"{name}.html", width, dark=width == 1280)
+        seen.check()
+        assert seen.cut == []
+
+
+def test_the_table_of_a_run(several):
+    """In a terminal: a line a part, the bar named, and what the run is short of with every claim but the exact one."""
+    (content,) = [o.content for o in several[0] if o.experiment.id == "gw-constraints"]
+    view = command.verdicts(content)
+    what, _, here, verdicts = ([*column.cells] for column in view.columns)
+    assert what == ["exact", "bar of our own: bar", "plain", "plain"]
+    assert here[2].splitlines() == ["DBN 1 ± 0.1, BN 2 ± 0.1", "DBN 3 ± 0.1, LN 4 ± 0.1"]
+    assert here[3].splitlines()[0] == "DBN 1.5 ± 0.5, BN 2 ± 0.5 (held, p = 0.01)"
+    assert [verdict.startswith("not held†") for verdict in verdicts] == [False, True, True, True]
+    assert view.caption == f"† {SHORT}\nJudged by {SECOND.words}."
+    assert "1.5 min on 2 threads" in view.title
+
+
+def test_the_list_has_measured_costs(several, tmp_path):
+    view = command.table(tmp_path / "results")
+    rows = dict(
+        zip(view.columns[0].cells, zip(*(column.cells for column in view.columns[2:]), strict=True), strict=True)
+    )
+    assert rows["gw-constraints"] == (
+        "1.5 min on 2 threads, no data",
+        "default, 2026-01-02: 3 not held; bars: 1 not held",
+    )
+    assert rows["dbn-vgg"] == (f"about {EXPERIMENTS['dbn-vgg'].cost}, cifar10", "not run")
+
+
+def test_found_beside_advice(several, tmp_path):
+    guide = tmp_path / "docs" / "guide.md"
+    guide.parent.mkdir()
+    guide.write_text("take it <!-- found: gw-constraints dbn-vgg -->stale<!-- /found --> or not")
+    for _ in range(2):
+        found.write_found(guide, several[0])
+        assert guide.read_text() == (
+            "take it <!-- found: gw-constraints dbn-vgg -->[`gw-constraints`](../results/gw-constraints) 3 not held; "
+            "`dbn-vgg` not run<!-- /found --> or not"
+        )
+    guide.write_text("<!-- found: gw-constraint --><!-- /found -->")
+    with pytest.raises(ValueError, match=r"got gw-constraint.*gw-constraints"):
+        found.write_found(guide, several[0])
+    assert sorted(path.name for path in guide.parent.iterdir()) == ["guide.md"]
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/guide.md"])
+def test_what_the_texts_say_was_found_is_what_was(path):
+    """Where it fails: whitenorm report --readme README.md --guides docs/guide.md."""
+    root = Path(__file__).parents[1]
+    text = (root / path).read_text(encoding="utf-8")
+    assert "<!-- found: " in text
+    assert found.with_found(root / path, gather(root / "results", "default")) == text

@@ -1,6 +1,7 @@
 """The rules of verdicts: tests by name, pairs, Holm's correction, parts."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,3 +171,31 @@ def test_parts_of_a_corrected_claim_are_named():
     found = judge([claim, lower(*good, NAMES)], SECOND)[0]
     assert found.verdict == "not held"
     assert found.why.startswith("1 of 3 parts not held: the other way, p = ")
+
+
+def test_each_part_has_its_own_verdict():
+    good, bad = ([1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 3.1, 4.0, 5.1, 6.0]), ([5.0, 4.1, 3.0, 2.0, 1.0], [1.0] * 5)
+    claim = replace(every(every(lower(*good, NAMES), lower(*bad, NAMES)), not_run()), prefix="after 1 s: ")
+    found = judge([claim, lower(*good, NAMES)], SECOND)[0]
+    assert [part.verdict for part in found.parts] == ["held", "not decided", "not run"]
+    assert found.parts[0].ours == f"after 1 s: {lower(*good, NAMES).ours(SECOND)}"
+    assert found.ours == "after 1 s: " + "; ".join(part.ours.removeprefix("after 1 s: ") for part in found.parts)
+    assert judged(lower(*good, NAMES), SECOND).parts == ()
+
+
+def test_a_part_says_what_it_was_corrected_to():
+    close = ([1.0, 3.0, 5.0, 7.0, 9.0], [1.2, 3.3, 5.1, 7.4, 9.05])
+    claim = every(lower(*close, NAMES), exactly(True, "1"))
+    first = judge([claim, *[lower(*close, NAMES)] * 9], SECOND)[0].parts[0]
+    assert first.verdict == "not decided"
+    assert ", Holm's " in first.why
+
+
+def test_parts_beside_one_that_is_open_are_corrected_as_much():
+    """Where the whole claim's p is 1, how much it was multiplied by does not show in it."""
+    close, none = ([1.0, 3.0, 5.0, 7.0, 9.0], [1.2, 3.3, 5.1, 7.4, 9.05]), ([1.0, 2.0, 3.0, 4.0, 5.0],) * 2
+    claim = every(lower(*close, NAMES), lower(*none, NAMES))
+    assert verdict(lower(*close, NAMES), SECOND) == "held"
+    assert [part.verdict for part in judge([claim], SECOND)[0].parts] == ["held", "not decided"]
+    found = judge([claim, *[lower(*none, NAMES)] * 9], SECOND)[0]
+    assert [part.verdict for part in found.parts] == ["not decided", "not decided"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from whitenorm.lab.experiments import EXPERIMENTS
+from whitenorm.lab.experiments.not_built import NOT_BUILT
 from whitenorm.lab.near import near
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
-from whitenorm.lab.reproduce.outcomes import explained
+from whitenorm.lab.reproduce.outcomes import explained, rule_of, took
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.runner import judge_again, reproduce
@@ -86,35 +88,59 @@ def table(folder: Path) -> Table:
             experiment.id,
             f"{experiment.paper} {experiment.where}: {experiment.title}",
             f"{_cost(folder, experiment)}, {' and '.join(experiment.data) or 'no data'}",
-            _last_run(folder, experiment.id),
+            _last_run(folder, experiment),
         )
+    for missing in NOT_BUILT:
+        view.add_row("–", f"{missing.paper} {missing.where}: {missing.title}", "–", f"not built: {missing.why}")
     return view
 
 
 def _cost(folder: Path, experiment: Experiment) -> str:
     """What the default scale took, or where it has not been run is said to take."""
     content = Store(folder, experiment.id, "default").read()
-    return f"about {experiment.cost}" if content is None else f"{content['seconds'] / 60:.1f} min"
+    return f"about {experiment.cost}" if content is None else took(content)
 
 
-def _last_run(folder: Path, name: str) -> str:
-    contents = [content for scale in SCALES if (content := Store(folder, name, scale).read()) is not None]
+def _last_run(folder: Path, experiment: Experiment) -> str:
+    contents = [content for scale in SCALES if (content := Store(folder, experiment.id, scale).read()) is not None]
     if not contents:
         return "not run"
     last = max(contents, key=lambda content: content["finished"])
-    counts = [claim["verdict"] for claim in last["claims"]]
-    words = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in dict.fromkeys(counts))
-    return f"{last['scale']}, {last['finished'][:10]}: {words}"
+    claims = explained(experiment, last)
+    words = _counted([claim["verdict"] for claim in claims if not claim["bar"]])
+    bars = _counted([claim["verdict"] for claim in claims if claim["bar"]])
+    return f"{last['scale']}, {last['finished'][:10]}: {words or 'no claim'}" + (f"; bars: {bars}" if bars else "")
+
+
+def _counted(verdicts: Sequence[str]) -> str:
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
 
 
 def verdicts(content: dict[str, Any]) -> Table:
     """The claims of a run: the paper's numbers, ours, and whether it held."""
-    minutes = content["seconds"] / 60
-    view = Table(title=f"{content['experiment']}: {content['title']} ({content['scale']}, {minutes:.1f} min)")
+    claims = explained(EXPERIMENTS[content["experiment"]], content)
+    short = next((claim["short"] for claim in claims if claim["short"]), "")
+    view = Table(
+        title=f"{content['experiment']}: {content['title']} ({content['scale']}, {took(content)})",
+        caption=f"{_SHORT} {short}\n" * bool(short) + f"Judged by {rule_of(content).words}.",
+        show_lines=True,
+    )
     for heading in ("claim", "paper", "here", "verdict"):
         view.add_column(heading, overflow="fold")
-    for claim in explained(EXPERIMENTS[content["experiment"]], content):
-        verdict = " ".join(filter(None, (f"{claim['verdict']} ({claim['why']})", claim["reason"], claim["short"])))
-        words = (claim["claim"], claim["paper"], claim["ours"], verdict)
-        view.add_row(*words)
+    for claim in claims:
+        view.add_row(*_row(claim))
     return view
+
+
+# With a claim whose run is smaller than the paper's, and before what it is short of.
+_SHORT = "†"
+
+
+def _row(claim: dict[str, Any]) -> tuple[str, ...]:
+    what = f"bar of our own: {claim['claim']}" if claim["bar"] else claim["claim"]
+    verdict = f"{claim['verdict']}{_SHORT if claim['short'] else ''}" + (f" ({claim['why']})" if claim["why"] else "")
+    return what, claim["paper"], "\n".join(map(_part, claim["parts"])), f"{verdict} {claim['reason']}".strip()
+
+
+def _part(part: dict[str, Any]) -> str:
+    return f"{part['ours']} ({part['verdict']}, {part['why']})" if part["verdict"] else str(part["ours"])

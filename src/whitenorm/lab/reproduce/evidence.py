@@ -6,7 +6,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -169,7 +169,8 @@ class Every(Evidence):
 
     @property
     def leaves(self) -> tuple[Evidence, ...]:
-        return tuple(leaf for part in self.parts for leaf in part.leaves)
+        # What is said before all of them is said before each.
+        return tuple(replace(leaf, prefix=self.prefix + leaf.prefix) for part in self.parts for leaf in part.leaves)
 
 
 def lower(small: Sequence[float], large: Sequence[float], names: tuple[str, str], margin: float = 0.0) -> Evidence:

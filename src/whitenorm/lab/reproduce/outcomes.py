@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from whitenorm.lab.experiments import EXPERIMENTS, SETUPS
 from whitenorm.lab.experiments.not_built import NOT_BUILT, NotBuilt
 from whitenorm.lab.reproduce.experiment import Experiment
 from whitenorm.lab.reproduce.results import Store
+from whitenorm.lab.reproduce.rules import FIRST, RULES, Rule
 from whitenorm.lab.reproduce.verdicts import Verdict
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -50,7 +52,8 @@ class Outcome:
 def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
     """The judged claims of an entry (claim, paper, ours, verdict, why), and what is known of them besides.
 
-    That is the reason where one does not hold, what the scale is short of, and whether it is a bar of our own.
+    That is their parts, one where there are no more; the reason where one does not hold; what the scale is short of;
+    and whether it is a bar of our own.
     """
     scale = content["scale"]
     known = {experiment.wording(claim, scale): claim for claim in experiment.claims}
@@ -58,9 +61,44 @@ def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str,
     for row in content["claims"]:
         claim = known.get(row["claim"])
         reason = claim.otherwise if claim is not None and row["verdict"] == "not held" else ""
-        short = experiment.reduction if scale == "default" and not (claim is not None and claim.exact) else ""
-        rows.append({**row, "reason": reason, "short": short, "bar": claim is not None and claim.ours})
+        short = "" if claim is not None and claim.exact else _short(experiment, content)
+        known_of = {"reason": reason, "short": short, "bar": claim is not None and claim.ours}
+        rows.append({**row, **known_of, "parts": _parts(row), "why": _why(row)})
     return rows
+
+
+def _short(experiment: Experiment, content: dict[str, Any]) -> str:
+    """What the default scale is short of; of runs from before their set-up was changed, only that they are."""
+    if content["scale"] != "default":
+        return ""
+    sizes = [json.dumps(size, sort_keys=True) for size in (content["parameters"], experiment.scales["default"])]
+    return experiment.reduction if sizes[0] == sizes[1] else _EARLIER
+
+
+_EARLIER = "Run with an earlier set-up than the present one, of the size that stands with the figure."
+
+
+def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that were kept, or of older results what is between semicolons, without verdicts of their own."""
+    return row.get("parts") or [{"ours": ours, "verdict": None, "why": ""} for ours in row["ours"].split("; ")]
+
+
+def _why(row: dict[str, Any]) -> str:
+    """What the verdict rests on, without what stands with the parts, and without the count of one part."""
+    words: str = row["why"].removeprefix(f"1 of 1 parts {row['verdict']}: ")
+    return words.partition(": ")[0] if "parts" in row else words.replace("; ", ", ")
+
+
+def rule_of(content: dict[str, Any]) -> Rule:
+    """The rule that results were judged by; those from before there were two do not say."""
+    return RULES[content.get("rule", FIRST.name)]
+
+
+def judged_by(outcomes: Iterable[Outcome]) -> dict[Rule, list[Outcome]]:
+    """The experiments that were run, by the rule that they were judged by, the newest rule first."""
+    run = [outcome for outcome in outcomes if outcome.content is not None]
+    found = {rule: [o for o in run if o.content and rule_of(o.content) == rule] for rule in reversed(RULES.values())}
+    return {rule: mine for rule, mine in found.items() if mine}
 
 
 def gather(folder: Path, scale: str) -> list[Outcome]:
@@ -80,6 +118,45 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
 def missing_of(paper: str) -> list[NotBuilt]:
     """What of a paper has no entry."""
     return [missing for missing in NOT_BUILT if missing.paper == paper]
+
+
+def size(content: dict[str, Any]) -> str:
+    """How large a run was: scale, settings, seeds, time, and the parameters of the scale.
+
+    Example::
+
+        >>> from whitenorm.lab.reproduce.results import Run
+        >>> runs = [Run({"lr": lr}, seed, {}, 1.0) for lr in (1, 2) for seed in range(3)]
+        >>> machine, parameters = {"threads": 1}, {"train_images": 500, "lrs": [1, 2]}
+        >>> size({"scale": "default", "runs": runs, "seconds": 90, "machine": machine, "parameters": parameters})
+        'Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 1 thread. Train images 500, lrs {1, 2}.'
+    """
+    runs = content["runs"]
+    seeds = len({run.seed for run in runs})
+    settings = len({run.key() for run in runs}) // seeds
+    first = (
+        f"{content['scale'].capitalize()} scale, {number(len(runs), 'run')}: {number(settings, 'setting')} × "
+        f"{number(seeds, 'seed')}, {took(content)}."
+    )
+    parameters = _worded(content["parameters"])
+    return f"{first} {parameters[0].upper()}{parameters[1:]}." if parameters else first
+
+
+def _worded(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_inner(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return f"{{{', '.join(map(_inner, value))}}}"
+    return "all" if value is None else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({_worded(value)})" if isinstance(value, dict) else _worded(value)
+
+
+def took(content: dict[str, Any]) -> str:
+    """The time that was measured, and on how much of a machine."""
+    return f"{duration(content['seconds'])} on {number(content['machine']['threads'], 'thread')}"
 
 
 def tally(outcomes: Iterable[Outcome], bars: bool = False) -> dict[Verdict, int]:

@@ -9,6 +9,7 @@ from typing import Literal
 from whitenorm.lab.experiments.not_built import NOT_BUILT
 from whitenorm.lab.marked import write_between
 from whitenorm.lab.reproduce import claims
+from whitenorm.lab.reproduce.found import write_found
 from whitenorm.lab.reproduce.outcomes import gather, summary
 from whitenorm.lab.reproduce.site import write_site
 from whitenorm.lab.terminal import terminal
@@ -29,6 +30,8 @@ class Report:
     """Which runs."""
     readme: Path | None = None
     """Also write the table of claims between the marks of this Markdown file."""
+    guides: tuple[Path, ...] = ()
+    """Also write what was found here beside the papers' advice, at the marks of these Markdown files and the readme."""
 
 
 def run(options: Report) -> None:
@@ -39,6 +42,8 @@ def run(options: Report) -> None:
     # All files before the first word: who reads only that, as head does, ends the command there.
     if options.readme is not None:
         write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
+    for path in filter(None, (options.readme, *options.guides)):
+        write_found(path, outcomes)
     console.print(summary(outcomes, NOT_BUILT))
     console.print(f"Site: {options.out / 'index.html'}", soft_wrap=True)
     if options.readme is not None:

@@ -78,7 +78,7 @@ def _judge_and_draw(
     }
     # The picture first: were it to fail, the runs are still there to go on from.
     figure = experiment.draw(runs)
-    figure.savefig(store.picture, dpi=110, metadata={"Software": None})
+    figure.savefig(store.picture, dpi=160, metadata={"Software": None})
     plt.close(figure)
     store.write(content, runs)
     return {**content, "runs": runs}
@@ -122,13 +122,10 @@ def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list
     for claim, judgement in zip(experiment.claims, judgements, strict=True):
         if scale == "smoke" and not claim.exact and judgement.verdict != "not run":
             judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
-        rows.append(
-            {
-                "claim": experiment.wording(claim, scale),
-                "paper": claim.paper,
-                "ours": judgement.ours,
-                "verdict": judgement.verdict,
-                "why": judgement.why,
-            }
-        )
+        row = {"claim": experiment.wording(claim, scale), "paper": claim.paper, **_written(judgement)}
+        rows.append({**row, "parts": [_written(part) for part in judgement.parts]} if judgement.parts else row)
     return rows
+
+
+def _written(judgement: Judgement) -> dict[str, Any]:
+    return {"ours": judgement.ours, "verdict": judgement.verdict, "why": judgement.why}

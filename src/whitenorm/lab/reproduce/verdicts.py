@@ -34,6 +34,8 @@ class Judgement:
     verdict: Verdict
     ours: str
     why: str = ""
+    parts: tuple[Judgement, ...] = ()
+    """Each of several by itself, by the level of the whole claim."""
 
 
 def judge(claims: Sequence[Evidence], rule: Rule) -> list[Judgement]:
@@ -50,24 +52,32 @@ def judge(claims: Sequence[Evidence], rule: Rule) -> list[Judgement]:
     found = [claim.p(rule) for claim in tested]
     held, against = rule.adjusted([p.held for p in found]), rule.adjusted([p.against for p in found])
     adjusted = {id(claim): pair for claim, *pair in zip(tested, held, against, strict=True)}
-    return [_judged(claim, rule, *adjusted.get(id(claim), claim.p(rule)[:2])) for claim in claims]
+    most = len(tested) if rule.corrected else 1
+    return [_judged(claim, rule, *adjusted.get(id(claim), claim.p(rule)[:2]), most=most) for claim in claims]
 
 
-def _judged(claim: Evidence, rule: Rule, held: float, against: float) -> Judgement:
+def _judged(claim: Evidence, rule: Rule, held: float, against: float, *, most: int) -> Judgement:
     p, missing = claim.p(rule), any(isinstance(leaf, Missing) for leaf in claim.leaves)
     verdict = _verdict(held, against, missing)
     if len(claim.leaves) == 1:
         return Judgement(verdict, claim.ours(rule), _why(p, verdict, against if verdict == "not held" else held))
     # As much as the whole claim's: it is not held by its weakest part, and held by all.
-    more = [_ratio(held, p.held), _ratio(against, min(leaf.p(rule).against for leaf in claim.leaves))]
-    parts = [(leaf.p(rule), isinstance(leaf, Missing)) for leaf in claim.leaves]
-    deciding = [
-        _why(part, verdict)
-        for part, absent in parts
-        if _verdict(more[0] * part.held, more[1] * part.against, absent) == verdict
-    ]
+    several = len(claim.leaves) if rule.corrected else 1
+    least = min(leaf.p(rule).against for leaf in claim.leaves)
+    more = _ratio(held, p.held, most), _ratio(against, least, most * several)
+    parts = tuple(_part(leaf, rule, *more) for leaf in claim.leaves)
+    deciding = [part.why for part in parts if part.verdict == verdict]
     reasons = "; ".join(dict.fromkeys(deciding[:_REASONS])) + ("; …" if len(deciding) > _REASONS else "")
-    return Judgement(verdict, claim.ours(rule), f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}")
+    why = f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}"
+    return Judgement(verdict, claim.ours(rule), why, parts)
+
+
+def _part(leaf: Evidence, rule: Rule, held: float, against: float) -> Judgement:
+    """One of several, its p as many times as the whole claim's is adjusted by."""
+    p = leaf.p(rule)
+    for_, against_ = min(1.0, held * p.held), min(1.0, against * p.against)
+    verdict = _verdict(for_, against_, isinstance(leaf, Missing))
+    return Judgement(verdict, leaf.ours(rule), _why(p, verdict, against_ if verdict == "not held" else for_))
 
 
 def _verdict(held: float, against: float, missing: bool) -> Verdict:
@@ -78,8 +88,9 @@ def _verdict(held: float, against: float, missing: bool) -> Verdict:
     return "held" if held < LEVEL else "not decided"
 
 
-def _ratio(adjusted: float, found: float) -> float:
-    return adjusted / found if found else 1.0
+def _ratio(adjusted: float, found: float, most: int) -> float:
+    """By how much p was multiplied; where that does not show, as it ended at 0 or 1, the most that it can be."""
+    return adjusted / found if found > 0 and adjusted < 1 else most
 
 
 def _why(p: P, verdict: Verdict, adjusted: float | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from whitenorm.lab.experiments.not_built import NOT_BUILT
+from whitenorm.lab.experiments.not_built import NOT_BUILT, NotBuilt
 from whitenorm.lab.reproduce import verdicts
 from whitenorm.lab.reproduce.outcomes import (
     PAPERS,
@@ -13,23 +13,39 @@ from whitenorm.lab.reproduce.outcomes import (
     commit,
     duration,
     hardware,
+    judged_by,
     missing_of,
+    number,
     summary,
     tally,
 )
-from whitenorm.lab.reproduce.site.pieces import address, counts, facts, measured, page, page_file, prose, table, why
+from whitenorm.lab.reproduce.site.claims import claims, short_of
+from whitenorm.lab.reproduce.site.pieces import (
+    address,
+    bars,
+    counts,
+    facts,
+    page,
+    page_file,
+    prose,
+    sign,
+    table,
+)
 
 
 def index_page(outcomes: list[Outcome], scale: str) -> str:
     """What was run, what came of it, by which rule, on what."""
-    cards = "".join(_card(paper, [o for o in outcomes if o.experiment.paper == paper]) for paper in PAPERS)
+    papers = {paper: [o for o in outcomes if o.experiment.paper == paper] for paper in PAPERS}
+    cards = "".join(_card(paper, mine) for paper, mine in papers.items())
+    rows = [row for paper, mine in papers.items() for row in (*map(_row, mine), *map(_missing, missing_of(paper)))]
     body = f"""<div class="cards">{cards}</div>
 <h2>Experiments</h2>
-{table("Claims of each experiment", ["experiment", "paper", *VERDICTS, "time"], [_row(o) for o in outcomes])}
-<h2>Claims that did not hold</h2>
+{table("Claims of each experiment", ["experiment", "paper", *VERDICTS, "time"], rows, "compact")}
+<h2>What did not hold</h2>
 {_failures(outcomes)}
-<h2>How a claim is judged</h2>
+<h2 id="rule">How a claim is judged</h2>
 {prose(verdicts.__doc__ or "")}
+{_rules(outcomes)}
 <h2>What it was run on</h2>
 {_runs(outcomes, scale)}"""
     lead = f"<p>{escape(summary(outcomes, NOT_BUILT))}</p>"
@@ -39,34 +55,56 @@ def index_page(outcomes: list[Outcome], scale: str) -> str:
 def _card(paper: str, outcomes: list[Outcome]) -> str:
     return (
         f'<section class="card"><h2><a href="{page_file(paper)}">{escape(PAPERS[paper].title)} ({escape(paper)})</a>'
-        f"</h2><p>{escape(summary(outcomes, missing_of(paper), verdicts=False))}</p>{counts(tally(outcomes))}</section>"
+        f"</h2><p>{escape(summary(outcomes, missing_of(paper), verdicts=False))}</p>{counts(tally(outcomes))}"
+        f"{bars(outcomes)}</section>"
     )
 
 
 def _row(outcome: Outcome) -> list[str]:
     experiment = outcome.experiment
     first = f'<a href="{address(outcome)}">{escape(experiment.title)}</a> <code>{escape(experiment.id)}</code>'
-    cells = [first, escape(f"{experiment.paper} {experiment.where}")]
+    cells = [first + bars([outcome]), escape(f"{experiment.paper} {experiment.where}")]
     if outcome.content is None:
-        return [*cells, *["–"] * len(VERDICTS), "not run"]
-    return [*cells, *map(str, tally([outcome]).values()), duration(outcome.content["seconds"])]
+        return [*cells, *_NONE, "not run"]
+    found = [
+        f'{sign(name)}<span class="{"some" if count else "zero"}">{count}</span>'
+        for name, count in tally([outcome]).items()
+    ]
+    return [*cells, *found, duration(outcome.content["seconds"])]
+
+
+def _missing(missing: NotBuilt) -> list[str]:
+    first = (
+        f'<a href="{page_file(missing.paper)}#not-built">{escape(missing.title)}</a>'
+        f'<p class="soft">{escape(missing.why)}</p>'
+    )
+    return [first, escape(f"{missing.paper} {missing.where}"), *_NONE, "not built"]
+
+
+_NONE = ['<span class="zero">–</span>'] * len(VERDICTS)
 
 
 def _failures(outcomes: list[Outcome]) -> str:
-    rows = [
-        [
-            f'<a href="{address(outcome)}">{escape(claim["claim"])}</a>',
-            escape(f"{outcome.experiment.paper} {outcome.experiment.where}: {claim['paper']}"),
-            measured(claim["ours"]),
-            why(claim),
-        ]
-        for outcome in outcomes
-        for claim in outcome.claims
-        if claim["verdict"] == "not held"
-    ]
-    if not rows:
-        return "<p>No claim was found not to hold.</p>"
-    return table("Claims that did not hold", ["claim", "paper", "here", "why"], rows)
+    html = []
+    for outcome in outcomes:
+        failed = [claim for claim in outcome.claims if claim["verdict"] == "not held"]
+        if failed:
+            experiment = outcome.experiment
+            html.append(
+                f"<details><summary>{escape(experiment.title)}, {escape(f'{experiment.paper} {experiment.where}')}: "
+                f"{len(failed)} not held</summary>{short_of(outcome)}{claims(outcome, failed)}"
+                f'<p><a href="{address(outcome)}">The figure and all claims</a></p></details>'
+            )
+    return "".join(html) or "<p>No claim was found not to hold.</p>"
+
+
+def _rules(outcomes: list[Outcome]) -> str:
+    return "".join(
+        f"<p>{number(len(mine), 'experiment')} judged by {escape(rule.words)}: "
+        + ", ".join(f'<a href="{address(o)}">{escape(o.experiment.id)}</a>' for o in mine)
+        + ".</p>"
+        for rule, mine in judged_by(outcomes).items()
+    )
 
 
 def _runs(outcomes: list[Outcome], scale: str) -> str:
@@ -77,6 +115,6 @@ def _runs(outcomes: list[Outcome], scale: str) -> str:
         "time in all": duration(sum(content["seconds"] for content in contents)),
         "dates": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
         "machine": hardware(contents),
-        "commit": "; ".join(dict.fromkeys(map(commit, contents))),
+        "commits": ", ".join(dict.fromkeys(map(commit, contents))),
     }
     return facts({name: escape(value) for name, value in pairs.items()})

@@ -1,4 +1,4 @@
-"""The page of a paper: figure beside claim, the paper's number, ours, and the verdict."""
+"""The page of a paper: of each experiment the figure, and below it the paper's numbers, ours, and the verdicts."""
 
 from __future__ import annotations
 
@@ -7,71 +7,87 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome, commit, duration, hardware, missing_of, summary, tally
+from whitenorm.lab.experiments.not_built import NotBuilt
+from whitenorm.lab.reproduce.outcomes import (
+    PAPERS,
+    Outcome,
+    commit,
+    hardware,
+    missing_of,
+    rule_of,
+    size,
+    summary,
+    tally,
+)
+from whitenorm.lab.reproduce.site.claims import claims, short_of
 from whitenorm.lab.reproduce.site.pieces import (
+    bars,
     counts,
     data_file,
     facts,
     figure_file,
-    measured,
     page,
     page_file,
     prose,
     table,
-    verdict,
-    why,
 )
 
-_BESIDE = 1.9
-"""A figure that is wider than this many times its height gets a row of its own."""
+_WIDE = 1.6
+"""A figure that is wider than this many times its height has panels beside each other."""
 
 
 def paper_page(paper: str, outcomes: list[Outcome], scale: str) -> str:
-    """A paper's experiments, one after the other."""
+    """A paper's experiments, one after the other, and what of it has none."""
     title, link = PAPERS[paper]
-    words = escape(summary(outcomes, missing_of(paper), verdicts=False))
-    lead = f'<p><a href="{link}">The paper</a>. {words}</p>{counts(tally(outcomes))}'
-    return page(page_file(paper), f"{title} ({paper})", lead, "\n".join(_experiment(o, scale) for o in outcomes))
+    missing = missing_of(paper)
+    words = escape(summary(outcomes, missing, verdicts=False))
+    lead = f'<p><a href="{link}">The paper</a>. {words}</p>{counts(tally(outcomes))}{bars(outcomes)}'
+    body = "\n".join([*(_experiment(outcome, scale) for outcome in outcomes), _not_built(missing)])
+    return page(page_file(paper), f"{title} ({paper})", lead, body)
 
 
 def _experiment(outcome: Outcome, scale: str) -> str:
     experiment = outcome.experiment
+    what, _, setup = outcome.setup.strip().partition("\n\n")
     head = (
         f'<section class="experiment" id="{escape(experiment.id)}"><h2>{escape(experiment.title)}</h2>'
         f'<p class="where">{escape(f"{experiment.paper} {experiment.where}")}, <code>{escape(experiment.id)}</code></p>'
-        f'<div class="setup">{prose(outcome.setup)}</div>'
+        f"{prose(what)}"
+        f"<details><summary>Set-up of the paper, and here</summary>{prose(setup)}</details>"
     )
     if outcome.content is None:
-        return f"{head}<p><strong>Not run</strong> at {escape(scale)} scale.</p></section>"
-    rows = [
+        return f"{head}<p><strong>Not run</strong> at {escape(scale)} scale.</p>{_asked(outcome, scale)}</section>"
+    return (
+        f'{head}{_figure(outcome, outcome.content)}<div id="{escape(experiment.id)}-scale">{short_of(outcome)}</div>'
+        f"{claims(outcome, outcome.claims)}{_facts(outcome, outcome.content)}</section>"
+    )
+
+
+def _asked(outcome: Outcome, scale: str) -> str:
+    """The claims of an experiment that was not run: what it would decide."""
+    experiment = outcome.experiment
+    unknown = {"parts": [{"ours": "–"}], "ours": "–", "verdict": "not run", "why": "", "reason": "", "short": ""}
+    return claims(
+        outcome,
         [
-            escape(claim["claim"]),
-            escape(claim["paper"]),
-            measured(claim["ours"]),
-            verdict(claim["verdict"]),
-            why(claim),
-        ]
-        for claim in outcome.claims
-    ]
-    claims = table("Claims", ["claim", "paper", "here", "verdict", "why"], rows)
-    kind, figure = _figure(outcome)
-    return f'{head}<div class="{kind}">{figure}{claims}</div>{_facts(outcome, outcome.content)}</section>'
+            {"claim": experiment.wording(claim, scale), "paper": claim.paper, "bar": claim.ours, **unknown}
+            for claim in experiment.claims
+        ],
+    )
 
 
-def _figure(outcome: Outcome) -> tuple[str, str]:
-    """Whether it stands beside the claims or above, and the figure."""
+def _figure(outcome: Outcome, content: dict[str, Any]) -> str:
+    """With the size of the run below it."""
+    experiment = outcome.experiment
+    ran = f"<figcaption>{escape(size(content))}</figcaption>"
     if not outcome.store.picture.exists():
-        return "above", "<p>There is no figure of this run.</p>"
+        return f"<figure><p>There is no figure of this run.</p>{ran}</figure>"
     width, height = _size(outcome.store.picture)
     file = figure_file(outcome)
-    caption = escape(
-        f"{outcome.experiment.title}, as measured here: {outcome.experiment.paper} {outcome.experiment.where}"
-    )
-    figure = (
-        f'<figure><a href="{file}"><img src="{file}" alt="{caption}" width="{width}" height="{height}"></a>'
-        f"<figcaption>{caption}.</figcaption></figure>"
-    )
-    return ("above" if width > _BESIDE * height else "beside"), figure
+    words = escape(f"{experiment.title}, as measured here: {experiment.paper} {experiment.where}")
+    kind = ' class="wide"' if width > _WIDE * height else ""
+    image = f'<img src="{file}" alt="{words}" width="{width}" height="{height}">'
+    return f'<figure{kind}><a href="{file}">{image}</a>{ran}</figure>'
 
 
 def _size(picture: Path) -> tuple[int, int]:
@@ -85,17 +101,22 @@ def _size(picture: Path) -> tuple[int, int]:
 
 
 def _facts(outcome: Outcome, content: dict[str, Any]) -> str:
-    runs = content["runs"]
-    parameters = ", ".join(f"{name} {value}" for name, value in content["parameters"].items())
     pairs = {
-        "scale": escape(content["scale"]),
-        "seeds": str(len({run.seed for run in runs})),
-        "runs": str(len(runs)),
-        "time": duration(content["seconds"]),
+        "judged by": f'<a href="index.html#rule">{escape(rule_of(content).words)}</a>',
         "finished": escape(content["finished"][:10]),
         "commit": escape(commit(content)),
         "raw values": f'<a href="{data_file(outcome)}">{escape(outcome.experiment.id)}.json</a>',
-        "parameters": escape(parameters),
         "machine": escape(hardware([content])),
     }
     return facts(pairs)
+
+
+def _not_built(missing: list[NotBuilt]) -> str:
+    if not missing:
+        return ""
+    rows = [[escape(one.title), escape(f"{one.paper} {one.where}"), escape(one.why)] for one in missing]
+    return (
+        '<section class="experiment" id="not-built"><h2>Not built</h2>'
+        "<p>What the paper reports and no experiment here runs.</p>"
+        f"{table('Not built', ['what', 'paper', 'why not'], rows)}</section>"
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome
+from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome, tally
 from whitenorm.lab.reproduce.verdicts import Verdict
 
 GENERATOR = '<meta name="generator" content="whitenorm report">'
@@ -69,35 +69,46 @@ def verdict(name: Verdict) -> str:
     return f'<strong class="{_class(name)}"><span aria-hidden="true">{SIGNS[name]}</span> {escape(name)}</strong>'
 
 
+def sign(name: Verdict) -> str:
+    """A verdict's sign alone, for where there is no heading above it."""
+    return f'<span class="sign {_class(name)}" aria-hidden="true">{SIGNS[name]} </span>'
+
+
+def bars(outcomes: Iterable[Outcome]) -> str:
+    """How many bars of our own got each verdict, in words; nothing where there are none."""
+    found = [f"{count} {name}" for name, count in tally(outcomes, bars=True).items() if count]
+    return f'<p class="soft">Bars of our own: {", ".join(found)}.</p>' if found else ""
+
+
 def counts(tallied: Mapping[Verdict, int]) -> str:
     """How many claims got each verdict, as a bar and in words."""
     total = sum(tallied.values())
     if not total:
         return ""
     label = ", ".join(f"{count} {name}" for name, count in tallied.items())
-    bars, start = [], 0
+    shares, start = [], 0
     for name, count in tallied.items():
-        bars.append(f'<rect class="{_class(name)}" x="{start}" width="{count}" height="1"/>')
+        shares.append(f'<rect class="{_class(name)}" x="{start}" width="{count}" height="1"/>')
         start += count
     words = "".join(f"<li>{verdict(name)} {count}</li>" for name, count in tallied.items())
     return (
         f'<svg class="bar" role="img" aria-label="{label}" viewBox="0 0 {total} 1" preserveAspectRatio="none">'
-        f'{"".join(bars)}</svg><ul class="counts">{words}</ul>'
+        f'{"".join(shares)}</svg><ul class="counts">{words}</ul>'
     )
 
 
-def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
     """A table of html cells, the first of a row its heading; cards on a narrow screen, still a table to a reader."""
     head = "".join(f'<th role="columnheader" scope="col">{escape(heading)}</th>' for heading in headings)
     body = []
     for first, *rest in rows:
         cells = "".join(
-            f'<td role="cell" data-label="{escape(heading)}">{cell}</td>'
+            f'<td role="cell" data-label="{escape(heading)}"><div>{cell}</div></td>'
             for heading, cell in zip(headings[1:], rest, strict=True)
         )
         body.append(f'<tr role="row"><th role="rowheader" scope="row">{first}</th>{cells}</tr>')
     return (
-        f'<div class="scroll"><table role="table"><caption>{escape(caption)}</caption>'
+        f'<div class="scroll"><table role="table" class="{kind}"><caption>{escape(caption)}</caption>'
         f'<thead role="rowgroup"><tr role="row">{head}</tr></thead>'
         f'<tbody role="rowgroup">{"".join(body)}</tbody></table></div>'
     )
@@ -123,13 +134,9 @@ def prose(text: str) -> str:
 
 
 def measured(text: str) -> str:
-    """Text with numbers, which stay with their signs on one line."""
-    return re.sub(r" (±|=|&lt;|≤|≥) ", "\u00a0\\1\u00a0", escape(text))
-
-
-def why(claim: Mapping[str, str]) -> str:
-    """What a verdict rests on, the reason where one is known, and what the scale is short of."""
-    return "<br>".join(measured(text) for text in (claim["why"], claim["reason"], claim["short"]) if text) or "–"
+    """Text with numbers, which stay with their signs on one line; means stand out."""
+    html = re.sub(r"(-?\d[\d.]*(?:e[+-]?\d+)?)(?= ± \d)", r'<span class="mean">\1</span>', escape(text))
+    return re.sub(r" (±|=|&lt;|≤|≥) ", "\u00a0\\1\u00a0", html)
 
 
 def _class(name: str) -> str:
