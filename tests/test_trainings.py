@@ -170,6 +170,18 @@ def test_picture(experiment, results):
     assert [line.get_linestyle() for line in panel.lines] == ["-", "--"] * 2
 
 
+def test_picture_names_what_ran():
+    """Whatever set-up it is of."""
+    values = {"train_error": [50.0], "test_error": [50.0]}
+    wrn = EXPERIMENTS["iternorm-wrn"].draw(
+        Results([Run({"variant": "BN, WRN-28-10", "net": "wrn-16-1"}, 0, values, 1)])
+    )
+    assert wrn.axes[0].get_title() == "WRN-16-1"
+    settings = {"variant": "groups of 512", "net": "vgg-16conv", "group_size": 64}
+    groups = EXPERIMENTS["iternorm-vgg-group"].draw(Results([Run(settings, 0, values, 1)]))
+    assert groups.legends[0].get_texts()[0].get_text() == "groups of 64"
+
+
 def outcome(epochs, tested):
     tests = {"test": {"accuracy": 0.5}, "validation": {"accuracy": 0.25}}
     return Outcome(

@@ -35,6 +35,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="table 2",
     title="Wide residual nets, first norm only",
-    cost="1.3 h of one core",
+    cost="1.2 h of one core",
     data=("cifar10",),
 )

@@ -29,6 +29,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="table 1",
     title="Wide residual nets",
-    cost="1.3 h of one core",
+    cost="1.2 h of one core",
     data=("cifar10",),
 )

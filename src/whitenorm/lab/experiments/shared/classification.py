@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
 from whitenorm.lab.experiments.shared.curves import curves
-from whitenorm.lab.experiments.shared.scaling import Rates, printed, short_of, smaller
+from whitenorm.lab.experiments.shared.scaling import Rates, as_run, printed, short_of, smaller
 from whitenorm.lab.reproduce.evidence import Evidence, every, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.results import Results
@@ -146,12 +147,13 @@ def entry(
         ]
 
     def draw(results: Results) -> Figure:
-        there = set(results.levels("variant"))
-        shown = {
-            case: {name.removesuffix(f", {case}"): chosen(results, name) for name in panel if name in there}
-            for case, panel in panels.items()
-        }
-        return curves({case: found for case, found in shown.items() if found})
+        there, shown = results.levels("variant"), defaultdict[str, dict[str, Results]](dict)
+        for case, name, config in ((case, *pair) for case, panel in panels.items() for pair in panel.items()):
+            if name in there:
+                runs = chosen(results, name)
+                title, label = (as_run(words, config, runs[0].settings) for words in (case, name))
+                shown[title][label.removesuffix(f", {title}")] = runs
+        return curves(shown)
 
     first = next(iter(next(iter(panels.values())).values()))
     short: dict[str, Any] = {

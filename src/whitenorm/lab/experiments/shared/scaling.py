@@ -88,6 +88,18 @@ def _said(what: int | str) -> str:
     return what if isinstance(what, str) else f"{what:,}"
 
 
+def as_run(name: str, config: Train, settings: Settings) -> str:
+    """A variant's or case's name, with the net and the groups that a run of it had.
+
+    Example::
+
+        >>> as_run("BN, WRN-28-10", Train(net="wrn-28-10"), {"net": "wrn-16-2"})
+        'BN, WRN-16-2'
+    """
+    name = name.replace(printed(config.net), printed(settings.get("net", Train.net)))
+    return name.replace(f"groups of {config.group_size}", f"groups of {settings.get('group_size')}")
+
+
 def printed(net: str) -> str:
     """A net's name as the papers print it.
 
