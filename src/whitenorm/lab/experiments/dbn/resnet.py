@@ -9,6 +9,8 @@ epochs, and did not run DBN-L1. Command: ``whitenorm reproduce dbn-resnet --data
 
 from __future__ import annotations
 
+from typing import Any
+
 from whitenorm.lab.experiments.shared.classification import below_bn, entry, last, lower_error, variants
 from whitenorm.lab.reproduce.evidence import Evidence, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim
@@ -21,7 +23,7 @@ _PRINTED = {
     "Res-44": {"BN": 7.17, "DBN-scale-L1": 6.83},
     "Res-56": {"BN": 7.21, "DBN-scale-L1": 6.49},
 }
-_NORMS = {
+_NORMS: dict[str, dict[str, Any]] = {
     "BN": {"norm": "bn", "where": "all", "bias": True},
     "DBN-scale-L1": {},
     "DBN-L1": {"affine": False},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -14,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from whitenorm.lab.reproduce.plots import spread_line
 from whitenorm.lab.reproduce.results import Results
 
-_STYLES = {"train_error": "-", "test_error": "--"}
+_STYLES: dict[str, Literal["-", "--"]] = {"train_error": "-", "test_error": "--"}
 _WORDS = {"train_error": "training", "test_error": "test"}
 # Panels side by side, and entries of the legend.
 _COLUMNS, _ENTRIES = 4, 7
