@@ -1,9 +1,11 @@
 """DBN figure 6a: nets without shortcuts train deeper with DBN than with BN.
 
 Paper: S-plain of 20, 32 and 44 layers of width 48 on CIFAR-10, batch 128, lr 0.1 divided by 5 at epochs 80 and 120 of
-160; with depth, BN's training accuracy falls and DBN's falls less. Not stated there: augmentation, and the size of
-DBN's groups (here 16). The default scale has width 16, 4,000 images and 6 epochs. Command:
-``whitenorm reproduce dbn-deep --data ROOT``.
+160, LeCun's weights at the start; with depth, BN's training accuracy falls and DBN's falls less. Not stated there:
+augmentation, and the size of DBN's groups (here 16, a third of the channels). The default scale has 20 and 44 layers of
+width 12, groups of 4, and 10,000 images at 16² for 30 epochs. Seeds are new: a first set-up of width 16, 4,000 images
+and 6 epochs whitened all channels at once, and there DBN was behind BN; a probe of 20 layers with groups of 4 was not
+(65.5 and 69.3 % of training images wrong). Command: ``whitenorm reproduce dbn-deep --data ROOT``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ EXPERIMENT = entry(
     variants(
         DbnDeep(),
         {f"{depth} layers": {"net": f"s-plain-{depth}"} for depth in _DEPTHS},
-        {"BN": {"norm": "bn", "affine": True}, "DBN": {}},
+        {"BN": {"norm": "bn", "affine": True}, "DBN": {"group_size": 16}},
     ),
     (
         *(
@@ -40,11 +42,29 @@ EXPERIMENT = entry(
         ),
         Claim("From 20 to 44 layers DBN's training error rises less than BN's", "a picture", _degrades),
     ),
-    reduced={"width": 16, "train_images": 4000, "test_images": 2000, "epochs": 6},
-    smoke={"width": 4, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    reduced={
+        "cases": ["20 layers", "44 layers"],
+        "width": 12,
+        "group_share": 0.25,
+        "resize": 16,
+        "train_images": 10000,
+        "test_images": 5000,
+        "epochs": 30,
+        "test_every": 10,
+    },
+    smoke={
+        "width": 4,
+        "group_share": 0.125,
+        "resize": 16,
+        "train_images": 64,
+        "test_images": 16,
+        "epochs": 1,
+        "batch_size": 32,
+    },
+    first_seed=20,
     paper="DBN",
     where="fig. 6a",
     title="Deeper nets without shortcuts",
-    cost="40 min",
+    cost="2.2 h of one core",
     data=("cifar10",),
 )

@@ -181,6 +181,7 @@ EXPERIMENT = dataclasses.replace(
             "batch_size": 32,
             "epochs": 8,
             "test_every": 8,
+            "recalibrate": None,
         },
         smoke={
             "cases": ["BN", "GW"],
@@ -193,8 +194,8 @@ EXPERIMENT = dataclasses.replace(
             "test_images": 20,
             "batch_size": 32,
             "epochs": 1,
+            "recalibrate": None,
         },
-        recalibrate=True,
         paper="GW",
         where="table A1",
         title="One more norm before the classifier, by placement",

@@ -66,7 +66,7 @@ def _places() -> tuple[Claim, ...]:
     ]
     best = [
         Claim(
-            f"GW, {place} has a lower test error than BW and BW_Σ",
+            f"{place}: GW has a lower test error than BW and BW_Σ",
             f"accuracy: BW {row['BW']} %, BW_Σ {row['BW_Σ']} %, GW {row['GW']} %",
             errors_below([(f"GW, {place}", f"{other}, {place}") for other in ("BW", "BW_Σ")], "test_error"),
         )

@@ -1,31 +1,34 @@
-"""What the entries share that train whole networks: variants of a configuration, curves, and claims about errors.
+"""What the entries share that train whole networks: variants of a configuration, runs, and claims about errors.
 
 At paper scale the configurations are the papers' own. At smaller scales nets and sets are smaller and a run has fewer
 epochs; milestones move with them, so that the schedule keeps its form.
+
+Where a paper chooses the learning rate of each norm by images that are held out, there are runs at several, of which
+those with the lowest mean error on such images are compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
+from whitenorm.lab.experiments.shared.curves import curves
+from whitenorm.lab.experiments.shared.scaling import Rates, as_run, printed, short_of, smaller
 from whitenorm.lab.reproduce.evidence import Evidence, every, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
-from whitenorm.lab.reproduce.plots import finish, spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.reproduce.rules import SECOND
 from whitenorm.lab.training import DivergenceError, Outcome, Train
 
-# Training images of CIFAR.
-_CIFAR = 50000
+# Of the last test on images that are held out.
+_HELD_OUT = "held_out_error"
 Panels = Mapping[str, Mapping[str, Train]]
 
 
@@ -43,9 +46,17 @@ def variants(
 
 
 def lower_error(small: str, large: str, paper: str, which: str = "test_error") -> Claim:
-    """That one variant's last error is below another's."""
-    words = which.replace("_", " ")
-    return Claim(f"{small} has a lower {words} than {large}", paper, errors_below([(small, large)], which))
+    """That one variant's last error is below another's.
+
+    Example::
+
+        >>> lower_error("DBN, 20 layers", "BN, 20 layers", "a picture", "train_error").text
+        '20 layers: DBN has a lower train error than BN'
+    """
+    one, other = _apart(small, large)
+    case = small.removeprefix(one).removeprefix(", ")
+    text = f"{one} has a lower {which.replace('_', ' ')} than {other}"
+    return Claim(f"{case}: {text}" if case else text, paper, errors_below([(small, large)], which))
 
 
 def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Results], Evidence]:
@@ -54,7 +65,8 @@ def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Resu
     def part(results: Results, small: str, large: str) -> Evidence:
         if not {small, large} <= set(results.levels("variant")):
             return not_run()
-        return lower(last(results, which, small), last(results, which, large), (small, large))
+        judged = lower(last(results, which, small), last(results, which, large), _apart(small, large))
+        return dataclasses.replace(judged, prefix=_rates(results, small, large))
 
     def judge(results: Results) -> Evidence:
         return every(*(part(results, *pair) for pair in pairs))
@@ -62,9 +74,34 @@ def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Resu
     return judge
 
 
+def _apart(small: str, large: str) -> tuple[str, str]:
+    """The names of two variants without the case that they share.
+
+    Example::
+
+        >>> _apart("DBN, 20 layers", "BN, 20 layers")
+        ('DBN', 'BN')
+    """
+    (norm, _, case), (other, _, its_case) = small.partition(", "), large.partition(", ")
+    return (norm, other) if case == its_case else (small, large)
+
+
+def _rates(results: Results, *variants: str) -> str:
+    """Said before their numbers: the learning rates of variants that had several to choose from."""
+    if any(len(results.where(variant=variant).levels("lr")) < 2 for variant in variants):
+        return ""
+    return f"lr {' and '.join(str(chosen(results, variant).levels('lr')[0]) for variant in variants)}: "
+
+
+def chosen(results: Results, variant: str) -> Results:
+    """The runs of a variant: of several learning rates, those of the one that did best on held-out images."""
+    found = results.where(variant=variant)
+    return found.best("lr", _HELD_OUT) if len(found.levels("lr")) > 1 else found
+
+
 def last(results: Results, which: str, variant: str) -> list[float]:
     """The last value of a curve, a seed."""
-    return [curve[-1] for curve in results.values(which, variant=variant)]
+    return [curve[-1] for curve in chosen(results, variant).values(which)]
 
 
 def below_bn(printed: Mapping[str, Mapping[str, float]]) -> tuple[Claim, ...]:
@@ -89,74 +126,56 @@ def entry(
     claims: tuple[Claim, ...],
     reduced: Settings,
     smoke: Settings,
-    seeds: int = 3,
-    recalibrate: bool = False,
+    rates: Rates | None = None,
     **facts: Any,
 ) -> Experiment:
     """An experiment whose runs are trainings.
 
-    ``reduced`` and ``smoke`` change every configuration; their ``cases`` says which panels there are at that scale.
-    Nets are tested with running statistics, whose lag is part of what the papers compare; with ``recalibrate`` as
-    training does by default, which for batch whitening takes them from training images.
+    ``reduced`` and ``smoke`` change every configuration (see :func:`smaller`); their ``cases`` says which panels there
+    are at that scale, and ``variants`` which runs of these. ``rates`` are the learning rates of the paper's grid, which
+    a smaller scale may have fewer of. What the default scale is short of, and which nets stand in, follow from this.
     """
-    tested = {"recalibrate": None} if recalibrate else {}
 
     def plan(scale: Settings) -> list[Settings]:
-        changes = {name: value for name, value in scale.items() if name != "cases"}
+        changes = {name: value for name, value in scale.items() if name not in ("cases", "variants", "rates")}
         return [
-            {"variant": name, **tested, **_changed(smaller(config, changes))}
+            settings
             for case in scale.get("cases", panels)
             for name, config in panels[case].items()
+            if name in scale.get("variants", panels[case])
+            for settings in _settings(name, smaller(config, changes), scale.get("rates", rates))
         ]
 
     def draw(results: Results) -> Figure:
-        there = set(results.levels("variant"))
-        return _curves(results, {case: list(panel) for case, panel in panels.items() if there.issuperset(panel)})
+        there, shown = results.levels("variant"), defaultdict[str, dict[str, Results]](dict)
+        for case, name, config in ((case, *pair) for case, panel in panels.items() for pair in panel.items()):
+            if name in there:
+                runs = chosen(results, name)
+                title, label = (as_run(words, config, runs[0].settings) for words in (case, name))
+                shown[title][label.removesuffix(f", {title}")] = runs
+        return curves(shown)
 
+    first = next(iter(next(iter(panels.values())).values()))
+    short: dict[str, Any] = {
+        "reduction": short_of(first, reduced, rates),
+        "stand_ins": {printed(net): printed(instead) for net, instead in reduced.get("nets", {}).items()},
+    }
     return Experiment(
         id=id,
         claims=claims,
-        reduction=_reduction(next(iter(next(iter(panels.values())).values())), reduced),
         scales={"smoke": smoke, "default": reduced, "paper": {}},
-        seeds={"smoke": 1, "default": SECOND.fewest, "paper": seeds},
+        seeds={"smoke": 1, "default": SECOND.fewest, "paper": SECOND.fewest},
         plan=plan,
         run=run,
         draw=draw,
-        **facts,
+        **{**short, **facts},
     )
 
 
-def _reduction(config: Train, reduced: Settings) -> str:
-    """How much of the paper's training there is, where the number of its images is known."""
-    if "train_images" not in reduced:
-        return ""
-    share = reduced["epochs"] / config.epochs * reduced["train_images"] / _CIFAR
-    return f"Trained here on {100 * share:.1g} % of the images that the paper's nets see."
-
-
-def smaller(config: Train, changes: Settings) -> Train:
-    """A configuration with fewer epochs and other changes.
-
-    ``nets`` names other nets for those of the paper, ``norms`` has changes for each norm; ``group_share`` is what is
-    left of a group in narrower nets.
-
-    Example::
-
-        >>> short = smaller(Train(epochs=160, milestones=(80, 120)), {"epochs": 4})
-        >>> short.epochs, short.milestones
-        (4, (2, 3))
-    """
-    changes = dict(changes)
-    share = changes.get("epochs", config.epochs) / config.epochs
-    images = changes.get("train_images", _CIFAR) / _CIFAR
-    if "group_share" in changes:
-        changes["group_size"] = max(1, round(changes.pop("group_share") * (config.group_size or 1)))
-    changes["net"] = changes.pop("nets", {}).get(config.net, config.net)
-    changes |= changes.pop("norms", {}).get(config.norm, {})
-    changes["milestones"] = tuple(sorted({max(1, round(share * epoch)) for epoch in config.milestones}))
-    if config.schedule == "every":
-        changes["every"] = max(1, round(share * images * config.every))
-    return dataclasses.replace(config, **changes)
+def _settings(variant: str, config: Train, rates: Rates | None) -> list[Settings]:
+    """Of one run, or of one for each learning rate, which is then always named."""
+    settings = {"variant": variant, "recalibrate": config.recalibrate, **_changed(config)}
+    return [settings] if rates is None else [{**settings, "lr": lr} for lr in rates[config.optimizer]]
 
 
 def _changed(config: Train) -> Settings:
@@ -174,7 +193,6 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
     fields = {name: value for name, value in settings.items() if name != "variant"}
     fields["milestones"] = tuple(fields.get("milestones", ()))
-    fields.setdefault("recalibrate", 0)
     config = Train(**fields, seed=context.seed, data=context.data_root, folder=context.folder, quiet=True)
     dataset = None
     if config.dataset.startswith("imagefolder:"):
@@ -188,7 +206,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         outcome = fit(config, dataset=dataset, callbacks=[watch])
     except DivergenceError as error:
         outcome = error.outcome
-    return _values(outcome, config.epochs)
+    return _values(outcome, config)
 
 
 def _folder(config: Train, context: Context) -> Path:
@@ -199,32 +217,21 @@ def _folder(config: Train, context: Context) -> Path:
     return root / name
 
 
-def _values(outcome: Outcome, epochs: int) -> dict[str, Any]:
-    rest = [math.inf] * (epochs - len(outcome.epochs))
-    tests = [epoch.test_accuracy for epoch in outcome.epochs if epoch.test_accuracy is not None]
-    return {
-        "train_loss": [epoch.train_loss for epoch in outcome.epochs] + rest,
-        "train_error": [100 * (1 - epoch.train_accuracy) for epoch in outcome.epochs] + rest,
-        "test_error": [100 * (1 - accuracy) for accuracy in tests] + rest,
-        "images_per_second": max((epoch.examples_per_second for epoch in outcome.epochs), default=0.0),
+def _values(outcome: Outcome, config: Train) -> dict[str, Any]:
+    done = outcome.epochs
+    tests = [epoch.test_accuracy for epoch in done if epoch.test_accuracy is not None]
+    left, untested = config.epochs - len(done), math.ceil(config.epochs / config.test_every) - len(tests)
+    values = {
+        "train_loss": [epoch.train_loss for epoch in done] + [math.inf] * left,
+        "train_error": [_error(epoch.train_accuracy) for epoch in done] + [math.inf] * left,
+        "test_error": [_error(accuracy) for accuracy in tests] + [math.inf] * untested,
+        "images_per_second": max((epoch.examples_per_second for epoch in done), default=0.0),
     }
+    if config.validation_images:
+        accuracy = None if left else outcome.validation_accuracy
+        values[_HELD_OUT] = math.inf if accuracy is None else _error(accuracy)
+    return values
 
 
-def _curves(results: Results, panels: Mapping[str, list[str]]) -> Figure:
-    """Training error (lines) and test error (dashes) by epoch, a panel a case."""
-    columns = min(len(panels), 4)
-    rows = math.ceil(len(panels) / columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(max(5.0, 3.4 * columns), 3.4 * rows), layout="constrained", squeeze=False
-    )
-    for panel, (case, names) in zip(axes.flat, panels.items(), strict=False):
-        for colour, name in enumerate(names):
-            found = results.where(variant=name)
-            epochs = range(1, len(found[0].values["test_error"]) + 1)
-            label = name.removesuffix(f", {case}")
-            spread_line(panel, epochs, found.values("train_error"), label, color=f"C{colour}")
-            spread_line(panel, epochs, found.values("test_error"), "", color=f"C{colour}", linestyle="--")
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.set(xlabel="epoch", ylabel="error (%): training —, test - -", title=case)
-        finish(panel)
-    return figure
+def _error(accuracy: float) -> float:
+    return 100 * (1 - accuracy)
