@@ -73,7 +73,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
             points=settings["steps"],
             progress=progress,
         )
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return {"finished": len(done), "loss": []}
     losses = [loss for loss in curve["loss"] if math.isfinite(loss)]
     return {"finished": len(losses), "loss": losses}
