@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from whitenorm.lab import costs
@@ -37,7 +38,7 @@ def added_percent(net: str, choice: costs.Choice, processes: int, fed: Mapping[s
         with _one_thread():
             return _percent(net, choice, fed, lambda model: model)
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_process, (processes, folder, net, choice, dict(fed)), processes)
+        spawn(_process, (processes, folder, net, choice, dict(fed)), processes)
         found: dict[str, float] = json.loads((Path(folder) / _RESULT).read_text())
     return found
 

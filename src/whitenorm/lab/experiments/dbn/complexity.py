@@ -4,7 +4,8 @@ Paper: whitening d features of m values costs O(d² max(m, d)), in groups of K �
 filters of F×F on images of h×w, O(d²mhwF²), a DBN adds O(dKmhw + dK²), the share K/(dF²) + K²/(dmhwF²), "negligible
 when K is small (e.g. 16)". Counted are the matrix products of the forward pass in training: covariance and output take
 dKmhw each, and putting a matrix together from its eigenvectors K³ for each of d/K groups. So a formula's constant is 2
-for its first term and 1 for its second; the eigendecomposition itself, of the order of K³, is in no product. Command:
+for its first term and 1 for its second; the eigendecomposition itself, of the order of K³, is in no product. The text
+has orders and no bounds: those of the claims were set when the counts were known. Command:
 ``whitenorm reproduce dbn-complexity``. Cost: seconds, as nothing is computed; all scales but smoke are the same.
 """
 

@@ -141,7 +141,7 @@ EXPERIMENT = Experiment(
     paper="DBN",
     where="sec. 3.5",
     title="Singular values of the layers' Jacobians",
-    cost="2 min",
+    cost="1.5 min of one core",
     data=("mnist",),
     claims=(
         Claim(

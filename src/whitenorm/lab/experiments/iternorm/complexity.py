@@ -4,7 +4,8 @@ Paper: covariance and output of d channels cost as much as a 1×1 convolution ea
 2hwmd² + Td³, against 9hwmd² of a 3×3 convolution, "2/9 + Td/mhw" of it. At inference it merges into the convolution
 beside it and costs nothing. Counted are matrix products and convolutions of the forward pass in training. Two things of
 the text are rough: a step P³Σ_N takes three products of d×d matrices where P = I is not known, so that the count is
-3(T - 1)d³; and Td³ over 9hwmd² is Td/(9mhw), of which the text has nine times as much. Command:
+3(T - 1)d³; and Td³ over 9hwmd² is Td/(9mhw), of which the text has nine times as much. So the claims are read as an
+order and as a bound, which was decided when the counts were known; they are the same at every seed. Command:
 ``whitenorm reproduce iternorm-complexity``. Cost: seconds, as nothing is computed; all scales but smoke are the same.
 """
 
@@ -133,7 +134,7 @@ EXPERIMENT = Experiment(
     paper="IterNorm",
     where="sec. 3.3",
     title="Multiplications of IterNorm against its formulas",
-    cost="5 s",
+    cost="12 s",
     claims=(
         Claim("Covariance and output cost two 1×1 convolutions", "2hwmd²", _as_convolutions, exact=True),
         Claim("The iteration is of the order of Td³", "Td³; here one to three times that", _iteration, exact=True),
