@@ -38,7 +38,7 @@ def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
         "where": experiment.where,
         "title": experiment.title,
         "scale": "default",
-        "parameters": {"lrs": [0.1, 0.5], "note": text},
+        "parameters": experiment.scales["default"],
         "finished": "2026-01-02T03:04:05+00:00",
         "seconds": 90.0,
         "machine": MACHINE,
@@ -46,7 +46,7 @@ def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
         **more,
     }
     store = Store(folder, name, "default")
-    store.write(content, [Run({"lr": lr}, seed, {"loss": 1.0}, 1.0) for lr in (1, 2) for seed in range(3)])
+    store.write(content, [Run({"lr": lr}, seed + experiment.first_seed, {}, 1.0) for lr in (1, 2) for seed in range(3)])
     figure, axes = plt.subplots(figsize=size)
     axes.plot([1, 2])
     figure.savefig(store.picture, dpi=110)
@@ -90,7 +90,7 @@ def test_every_experiment_is_of_a_known_paper():
 
 def test_index_counts_and_lists_all(site):
     page = Page(site / "index.html")
-    assert "5 claims of the papers in 2 experiments: 2 held, 2 not held, 1 not decided, 0 not run." in page.text
+    assert f" in {len(EXPERIMENTS)} experiments: 2 held, 2 not held, 1 not decided, " in page.text
     for experiment in EXPERIMENTS.values():
         assert experiment.id in page.text
     for words in ("Welch's t-test", "P<x>, 2 threads, torch 2", "aaaaaaaaaa", "2026-01-02", "3.0 min", "default"):
@@ -101,10 +101,10 @@ def test_what_was_not_run_is_listed(results, tmp_path):
     shutil.copytree(results / "gw-constraints", tmp_path / "results/gw-constraints")
     gathered = gather(tmp_path / "results", "default")
     write_site(gathered, "default", tmp_path / "site")
-    missing = len(EXPERIMENTS) - 1
-    assert summary(gathered, []).endswith(f" {missing} experiments not run.")
+    assert summary(gathered, []).endswith(f" {len(EXPERIMENTS) - 1} experiments not run.")
+    asked = len(EXPERIMENTS["dbn-axis-swap"].claims)
     text = Page(tmp_path / "site/index.html").text
-    assert "dbn-axis-swapDBN fig. 2––––not run" in text
+    assert re.search(rf"dbn-axis-swapDBN fig. 2✓ ?0✗ ?0\? ?0– ?{asked}not run", text)
     assert summary(gathered, NOT_BUILT) in text
     page = Page(tmp_path / "site/dbn.html")
     assert "Not run at default scale." in page.text
@@ -112,7 +112,7 @@ def test_what_was_not_run_is_listed(results, tmp_path):
     # Its claims are there all the same.
     for claim in EXPERIMENTS["dbn-axis-swap"].claims:
         assert f"{claim.text}{claim.paper}–– not run" in page.text
-    assert "| – | – | – | – | not run |" in claims.markdown(gathered, "default")
+    assert f"| 0 | 0 | 0 | {asked} | not run |" in claims.markdown(gathered, "default")
 
 
 def test_paper_page_has_claims_with_verdicts(site):
@@ -122,7 +122,7 @@ def test_paper_page_has_claims_with_verdicts(site):
     assert page.text.count("? not decided") == 1 + 1
     for words in ("1\u00a0±\u00a00.5", "PCA whitening swaps axes", "p\u00a0=\u00a00.01", "fig. 2"):
         assert words in page.text
-    assert "Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 2 threads. Lrs {0.1, 0.5}, note" in page.text
+    assert "Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 2 threads. Images" in page.text
     assert {"class": "mean"} in page.found["span"]
     assert {"scope": "col", "role": "columnheader"} in page.found["th"]
     assert all(image["alt"] for image in page.found["img"])
@@ -339,31 +339,37 @@ def test_what_a_run_is_short_of_stands_with_its_claims(several):
     assert f"- `gw-constraints`: {SHORT}" in claims.markdown(gathered, "default")
 
 
-def test_runs_of_an_earlier_set_up_say_so(several, tmp_path):
-    """What the present scale is short of is not what they were."""
+@pytest.mark.parametrize("change", ["parameters", "seeds"])
+def test_runs_of_an_earlier_set_up_are_not_counted(several, tmp_path, change):
     store = Store(tmp_path / "results", "gw-constraints", "default")
     content = store.read()
     runs = content.pop("runs")
-    store.write({**content, "parameters": {"images": 7}}, runs)
-    write_site(gather(tmp_path / "results", "default"), "default", tmp_path / "site")
-    text = Page(tmp_path / "site/gw.html").text
-    assert SHORT not in text
-    assert "Run with an earlier set-up than the present one" in text
-    assert "Images 7." in text
-    assert text.count("smaller run") == 3
+    if change == "parameters":
+        content["parameters"] = {"images": 7}
+    else:
+        runs = [dataclasses.replace(run, seed=run.seed + 1) for run in runs]
+    store.write(content, runs)
+    gathered = gather(tmp_path / "results", "default")
+    write_site(gathered, "default", tmp_path / "site")
+    page = Page(tmp_path / "site/gw.html")
+    assert (
+        "Not run at default scale with this set-up; of an earlier one, which was changed, there are results."
+        in page.text
+    )
+    assert {"href": "data/gw-constraints.json"} in page.found["a"]
+    assert "not held" not in page.text.split("Constraint", 1)[1].split("Not built")[0]
+    assert "1 of them since their set-up was changed." in summary(gathered, [])
+    assert main(["reproduce", "gw-constraints", "--judge", "--out", str(tmp_path / "results")]) == 1
 
 
 def test_bars_of_our_own_are_apart(several):
     gathered, site = several
     page = Page(site / "gw.html")
     assert page.text.index("exact") < page.text.index("Set here, not claimed by the paper") < page.text.index("7.25 %")
-    assert "Bars of our own: 1 not held." in page.text
+    assert re.search(r"Bars of our own: 1 not held, \d+ not run.", page.text)
     text = Page(site / "index.html").text
     assert "gw-constraintsBars of our own: 1 not held." in text
-    assert (
-        "4 claims of the papers in 2 experiments: 1 held, 3 not held, 0 not decided, 0 not run. 1 bar of our own"
-        in text
-    )
+    assert f" in {len(EXPERIMENTS)} experiments: 1 held, 3 not held, 0 not decided, " in text
     assert "  - Bar of our own: **bar.**" in claims.markdown(gathered, "default")
 
 

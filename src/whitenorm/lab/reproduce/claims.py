@@ -45,13 +45,8 @@ def markdown(outcomes: list[Outcome], scale: str) -> str:
 
 def _row(outcome: Outcome) -> str:
     experiment = outcome.experiment
-    if outcome.content is None:
-        cells = [*["–"] * len(VERDICTS), "not run"]
-    else:
-        cells = [
-            *map(_cell, tally([outcome]).values(), tally([outcome], bars=True).values()),
-            duration(outcome.content["seconds"]),
-        ]
+    time = "not run" if outcome.content is None else duration(outcome.content["seconds"])
+    cells = [*map(_cell, tally([outcome]).values(), tally([outcome], bars=True).values()), time]
     what = f"`{experiment.id}`: {_plain(experiment.title)}"
     return f"| {_where(outcome)} | {what} | {' | '.join(cells)} |"
 

@@ -98,7 +98,7 @@ def table(folder: Path) -> Table:
 def _cost(folder: Path, experiment: Experiment) -> str:
     """What the default scale took, or where it has not been run is said to take."""
     content = Store(folder, experiment.id, "default").read()
-    return f"about {experiment.cost}" if content is None else took(content)
+    return f"about {experiment.cost}" if content is None or not experiment.made(content) else took(content)
 
 
 def _last_run(folder: Path, experiment: Experiment) -> str:
@@ -106,6 +106,8 @@ def _last_run(folder: Path, experiment: Experiment) -> str:
     if not contents:
         return "not run"
     last = max(contents, key=lambda content: content["finished"])
+    if not experiment.made(last):
+        return f"{last['scale']}, {last['finished'][:10]}: of an earlier set-up"
     claims = explained(experiment, last)
     words = _counted([claim["verdict"] for claim in claims if not claim["bar"]])
     bars = _counted([claim["verdict"] for claim in claims if claim["bar"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from whitenorm.lab import data
 from whitenorm.lab.reproduce.evidence import Evidence
-from whitenorm.lab.reproduce.results import Results
+from whitenorm.lab.reproduce.results import Results, kept
 from whitenorm.lab.reproduce.rules import RULES, SECOND, Rule
 
 Settings = dict[str, Any]
@@ -99,6 +100,11 @@ class Experiment:
         """A claim's text, with the net that ran where it is not the paper's."""
         return standing_in(claim.text, self.stand_ins if scale == "default" else {})
 
+    def made(self, content: dict[str, Any]) -> bool:
+        """Whether results are of this set-up: the same parameters, and seeds from the same one on."""
+        first = min((run.seed for run in content["runs"]), default=self.first_seed)
+        return bool(content["parameters"] == kept(self.scales[content["scale"]])) and first == self.first_seed
+
     def rule(self, name: str) -> Rule:
         """The rule of this name, with this entry's number of seeds."""
         rule = RULES[name]
@@ -110,9 +116,8 @@ def standing_in(text: str, ran: Mapping[str, str]) -> str:
     >>> standing_in("DBN beats BN, WRN-28-10", {"WRN-28-10": "WRN-16-2"})
     'DBN beats BN, WRN-16-2 (for WRN-28-10)'
     """
-    for named, instead in ran.items():
-        text = text.replace(named, f"{instead} (for {named})")
-    return text
+    names = "|".join(re.escape(name) for name in sorted(ran, key=len, reverse=True))
+    return re.sub(names, lambda name: f"{ran[name[0]]} (for {name[0]})", text) if ran else text
 
 
 SCALES = ("smoke", "default", "paper")

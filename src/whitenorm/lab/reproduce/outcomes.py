@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,11 +41,18 @@ class Outcome:
     setup: str
     store: Store
     content: dict[str, Any] | None
+    earlier: bool = False
+    """Whether there are results of another set-up than the present one, which say nothing of it."""
 
     @property
     def claims(self) -> list[dict[str, Any]]:
-        """Each as it was judged, explained."""
-        return [] if self.content is None else explained(self.experiment, self.content)
+        """Each as it was judged, explained; of an experiment that was not run, what it would decide."""
+        return _asked(self.experiment) if self.content is None else explained(self.experiment, self.content)
+
+
+def _asked(experiment: Experiment) -> list[dict[str, Any]]:
+    unknown = {"ours": "–", "verdict": "not run", "why": "", "reason": "", "short": "", "parts": [{"ours": "–"}]}
+    return [{"claim": claim.text, "paper": claim.paper, "bar": claim.ours, **unknown} for claim in experiment.claims]
 
 
 def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,21 +67,10 @@ def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str,
     for row in content["claims"]:
         claim = known.get(row["claim"])
         reason = claim.otherwise if claim is not None and row["verdict"] == "not held" else ""
-        short = "" if claim is not None and claim.exact else _short(experiment, content)
+        short = "" if scale != "default" or (claim is not None and claim.exact) else experiment.reduction
         known_of = {"reason": reason, "short": short, "bar": claim is not None and claim.ours}
         rows.append({**row, **known_of, "parts": _parts(row), "why": _why(row)})
     return rows
-
-
-def _short(experiment: Experiment, content: dict[str, Any]) -> str:
-    """What the default scale is short of; of runs from before their set-up was changed, only that they are."""
-    if content["scale"] != "default":
-        return ""
-    sizes = [json.dumps(size, sort_keys=True) for size in (content["parameters"], experiment.scales["default"])]
-    return experiment.reduction if sizes[0] == sizes[1] else _EARLIER
-
-
-_EARLIER = "Run with an earlier set-up than the present one, of the size that stands with the figure."
 
 
 def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -106,7 +101,9 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
     outcomes = []
     for experiment in sorted(EXPERIMENTS.values(), key=lambda experiment: [*PAPERS].index(experiment.paper)):
         store = Store(folder, experiment.id, scale)
-        outcomes.append(Outcome(experiment, SETUPS[experiment.id], store, store.read()))
+        content = store.read()
+        earlier = content is not None and not experiment.made(content)
+        outcomes.append(Outcome(experiment, SETUPS[experiment.id], store, None if earlier else content, earlier))
     if all(outcome.content is None for outcome in outcomes):
         raise ValueError(
             f"expected results at {scale} scale in {folder} (got none); make some by whitenorm reproduce ID --scale "
@@ -169,26 +166,23 @@ def summary(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool
     """How many claims of how many experiments there are, and how many held, as sentences."""
     if not outcomes:
         return "No experiment of this paper yet."
-    run = [outcome for outcome in outcomes if outcome.content is not None]
-    sentences = []
-    if run:
-        counts = tally(run)
-        words = f": {_counted(counts)}" if verdicts else ""
-        what = f"{number(sum(counts.values()), 'claim')} of the papers in {number(len(run), 'experiment')}"
-        sentences.append(f"{what}{words}.")
-        bars = tally(run, bars=True)
-        if sum(bars.values()):
-            words = f": {_counted(bars)}" if verdicts else ""
-            sentences.append(f"{number(sum(bars.values()), 'bar')} of our own{words}.")
-    if len(run) < len(outcomes):
-        sentences.append(f"{number(len(outcomes) - len(run), 'experiment')} not run.")
+    counts, bars = tally(outcomes), tally(outcomes, bars=True)
+    what = f"{number(sum(counts.values()), 'claim')} of the papers in {number(len(outcomes), 'experiment')}"
+    sentences = [f"{what}{_counted(counts) if verdicts else ''}."]
+    if sum(bars.values()):
+        sentences.append(f"{number(sum(bars.values()), 'bar')} of our own{_counted(bars) if verdicts else ''}.")
+    missed = sum(outcome.content is None for outcome in outcomes)
+    if missed:
+        earlier = sum(outcome.earlier for outcome in outcomes)
+        again = f", {earlier} of them since their set-up was changed" if earlier else ""
+        sentences.append(f"{number(missed, 'experiment')} not run{again}.")
     if missing:
         sentences.append(f"{number(len(missing), 'experiment')} not built.")
     return " ".join(sentences)
 
 
 def _counted(counts: dict[Verdict, int]) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return ": " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
 def number(count: int, what: str) -> str:

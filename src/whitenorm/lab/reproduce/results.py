@@ -100,7 +100,7 @@ class Store:
         with self._partial.open("a+b") as file:
             # After a line that was cut off, begin a new one.
             whole = file.tell() == 0 or self._partial.read_bytes().endswith(b"\n")
-            line = json.dumps(sealed.packed(_packed(asdict(run))))
+            line = json.dumps(sealed.packed(kept(asdict(run))))
             file.write(("" if whole else "\n").encode() + line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -116,9 +116,9 @@ class Store:
 
     def write(self, content: dict[str, Any], runs: Iterable[Run]) -> None:
         """The results, whole or not at all, a line a run."""
-        rows = [_packed(asdict(run)) for run in runs]
-        checksum = sealed.packed({**_packed(content), "runs": rows})[sealed.KEY]
-        head = json.dumps({**_packed(content), sealed.KEY: checksum}, indent=1)[:-2]
+        rows = [kept(asdict(run)) for run in runs]
+        checksum = sealed.packed({**kept(content), "runs": rows})[sealed.KEY]
+        head = json.dumps({**kept(content), sealed.KEY: checksum}, indent=1)[:-2]
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         self.results.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.results.with_suffix(".json.tmp")
@@ -151,12 +151,12 @@ _NEEDED = ("experiment", "title", "scale", "parameters", "finished", "seconds", 
 _NOT_FINITE = ("inf", "-inf", "nan")
 
 
-def _packed(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """For JSON: floats to seven digits, as many as the runs' own arithmetic has, and by name what is not finite."""
     if isinstance(value, dict):
-        return {key: _packed(inner) for key, inner in value.items()}
+        return {key: kept(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_packed(inner) for inner in value]
+        return [kept(inner) for inner in value]
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else str(value)
     return value

@@ -59,6 +59,11 @@ def judge_again(experiment: Experiment, folder: Path, scale: str = "default") ->
         raise ValueError(
             f"expected results of {experiment.id} at {scale} scale in {folder} (got none); run it without --judge"
         )
+    if not experiment.made(content):
+        raise ValueError(
+            f"expected results of {experiment.id} as this version sets it up (got others in {folder}); run it without "
+            "--judge"
+        )
     made = {name: content[name] for name in ("parameters", "finished", "seconds", "machine")}
     made["rule"] = content.get("rule", FIRST.name)
     return _judge_and_draw(experiment, store, scale, made, content["runs"])
@@ -117,9 +122,14 @@ def _all_runs(
 
 def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
     """Every claim with our numbers and the verdict."""
-    judgements = judge([claim.judge(runs) for claim in experiment.claims], experiment.rule(rule))
+    found = {}
+    # Bars of our own are a family apart, so that they cost the paper's claims nothing.
+    for ours in (False, True):
+        family = [claim for claim in experiment.claims if claim.ours is ours]
+        found |= dict(zip(family, judge([claim.judge(runs) for claim in family], experiment.rule(rule)), strict=True))
     rows = []
-    for claim, judgement in zip(experiment.claims, judgements, strict=True):
+    for claim in experiment.claims:
+        judgement = found[claim]
         if scale == "smoke" and not claim.exact and judgement.verdict != "not run":
             judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
         row = {"claim": experiment.wording(claim, scale), "paper": claim.paper, **_written(judgement)}

@@ -32,10 +32,10 @@ def write_site(outcomes: list[Outcome], scale: str, folder: Path) -> None:
 
 def _write(outcomes: list[Outcome], scale: str, folder: Path) -> None:
     for outcome in outcomes:
-        if outcome.content is not None:
+        if outcome.earlier or outcome.content is not None:
             _copy(outcome.store.results, folder / data_file(outcome))
-            if outcome.store.picture.exists():
-                _copy(outcome.store.picture, folder / figure_file(outcome))
+        if outcome.content is not None and outcome.store.picture.exists():
+            _copy(outcome.store.picture, folder / figure_file(outcome))
     style = "\n".join(sheet.read_text(encoding="utf-8") for sheet in _STYLES)
     (folder / "style.css").write_text(style, encoding="utf-8")
     for paper in PAPERS:

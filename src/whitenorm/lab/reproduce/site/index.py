@@ -64,13 +64,11 @@ def _row(outcome: Outcome) -> list[str]:
     experiment = outcome.experiment
     first = f'<a href="{address(outcome)}">{escape(experiment.title)}</a> <code>{escape(experiment.id)}</code>'
     cells = [first + bars([outcome]), escape(f"{experiment.paper} {experiment.where}")]
-    if outcome.content is None:
-        return [*cells, *_NONE, "not run"]
     found = [
         f'{sign(name)}<span class="{"some" if count else "zero"}">{count}</span>'
         for name, count in tally([outcome]).items()
     ]
-    return [*cells, *found, duration(outcome.content["seconds"])]
+    return [*cells, *found, "not run" if outcome.content is None else duration(outcome.content["seconds"])]
 
 
 def _missing(missing: NotBuilt) -> list[str]:

@@ -56,24 +56,19 @@ def _experiment(outcome: Outcome, scale: str) -> str:
         f"<details><summary>Set-up of the paper, and here</summary>{prose(setup)}</details>"
     )
     if outcome.content is None:
-        return f"{head}<p><strong>Not run</strong> at {escape(scale)} scale.</p>{_asked(outcome, scale)}</section>"
+        why = _not_run(outcome, scale)
+        return f"{head}<p><strong>Not run</strong> {why}.</p>{claims(outcome, outcome.claims)}</section>"
     return (
         f'{head}{_figure(outcome, outcome.content)}<div id="{escape(experiment.id)}-scale">{short_of(outcome)}</div>'
         f"{claims(outcome, outcome.claims)}{_facts(outcome, outcome.content)}</section>"
     )
 
 
-def _asked(outcome: Outcome, scale: str) -> str:
-    """The claims of an experiment that was not run: what it would decide."""
-    experiment = outcome.experiment
-    unknown = {"parts": [{"ours": "–"}], "ours": "–", "verdict": "not run", "why": "", "reason": "", "short": ""}
-    return claims(
-        outcome,
-        [
-            {"claim": experiment.wording(claim, scale), "paper": claim.paper, "bar": claim.ours, **unknown}
-            for claim in experiment.claims
-        ],
-    )
+def _not_run(outcome: Outcome, scale: str) -> str:
+    if not outcome.earlier:
+        return f"at {escape(scale)} scale"
+    link = f'<a href="{data_file(outcome)}">there are results</a>'
+    return f"at {escape(scale)} scale with this set-up; of an earlier one, which was changed, {link}"
 
 
 def _figure(outcome: Outcome, content: dict[str, Any]) -> str:
