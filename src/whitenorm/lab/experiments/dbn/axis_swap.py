@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
         "default": {"images": 5000, "steps": 100, "lrs": [0.1, 0.5, 1, 5]},
         "paper": {"images": 60000, "steps": 500, "lrs": [0.1, 0.5, 1, 5]},
     },
-    seeds={"smoke": 1, "default": 3, "paper": 5},
+    seeds={"smoke": 1, "default": 5, "paper": 5},
     plan=plan,
     run=run,
     draw=draw,

@@ -129,7 +129,7 @@ EXPERIMENT = Experiment(
             "sizes": [2, 4, 8, 16, 32, 64],
         },
     },
-    seeds={"smoke": 1, "default": 3, "paper": 5},
+    seeds={"smoke": 1, "default": 5, "paper": 5},
     plan=plan,
     run=run,
     draw=draw,

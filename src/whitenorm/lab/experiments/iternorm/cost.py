@@ -165,7 +165,7 @@ EXPERIMENT = Experiment(
         "default": {"samples": 64, "resolution": 32, "rounds": 10, "net": "vgg-16conv", "batch": 32, "vgg_rounds": 3},
         "paper": {"samples": 64, "resolution": 32, "rounds": 100, "net": "vgg-16conv", "batch": 256, "vgg_rounds": 10},
     },
-    seeds={"smoke": 1, "default": 5, "paper": 3},
+    seeds={"smoke": 1, "default": 5, "paper": 5},
     plan=plan,
     run=run,
     draw=draw,

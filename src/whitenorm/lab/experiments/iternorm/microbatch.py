@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         "default": {"images": 20000, "steps": 10000, "lrs": _LRS},
         "paper": {"images": 60000, "steps": 300000, "lrs": _LRS},
     },
-    seeds={"smoke": 1, "default": 3, "paper": 5},
+    seeds={"smoke": 1, "default": 5, "paper": 5},
     plan=plan,
     run=run,
     draw=draw,

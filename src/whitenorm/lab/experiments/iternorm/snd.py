@@ -228,6 +228,7 @@ EXPERIMENT = Experiment(
     },
     seeds={"smoke": 1, "default": 10, "paper": 10},
     first_seed=20,
+    reduction="SND is taken here over 10 batches for each of 100 samples; the text does not say over how many.",
     plan=plan,
     run=run,
     draw=draw,

@@ -183,7 +183,7 @@ EXPERIMENT = Experiment(
             "rounds": 100,
         },
     },
-    seeds={"smoke": 1, "default": 5, "paper": 3},
+    seeds={"smoke": 1, "default": 5, "paper": 5},
     plan=plan,
     run=run,
     draw=draw,
