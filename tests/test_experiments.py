@@ -1,6 +1,7 @@
 """Every experiment at smoke scale: it runs, judges all its claims, and draws."""
 
 import matplotlib.image
+import matplotlib.pyplot as plt
 import pytest
 from image_sets import write_root
 
@@ -12,6 +13,18 @@ from whitenorm.lab.reproduce.runner import reproduce
 @pytest.fixture(scope="session")
 def root(tmp_path_factory):
     return write_root(tmp_path_factory.mktemp("data"))
+
+
+def clipped(figure):
+    """The titles and labels that do not lie within the picture, a few pixels apart."""
+    figure.canvas.draw()
+    width, height = figure.canvas.get_width_height()
+    texts = [
+        text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label) if text.get_text()
+    ]
+    boxes = {text.get_text(): text.get_window_extent() for text in texts}
+    plt.close(figure)
+    return [words for words, b in boxes.items() if min(b.x0, b.y0) < -3 or b.x1 > width + 3 or b.y1 > height + 3]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -27,6 +40,7 @@ def test_smoke(name, root, tmp_path):
     picture = matplotlib.image.imread(tmp_path / name / "smoke.png")
     assert picture.std() > 0
     assert picture.shape[1] <= 2400
+    assert not clipped(experiment.draw(content["runs"]))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

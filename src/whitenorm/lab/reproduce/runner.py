@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from whitenorm.lab.machine import machine
-from whitenorm.lab.reproduce.experiment import Context, Experiment
+from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment
 from whitenorm.lab.reproduce.results import Results, Run, Store
 from whitenorm.lab.reproduce.rules import FIRST, SECOND
 from whitenorm.lab.reproduce.verdicts import Judgement, judge
@@ -122,7 +122,7 @@ def _all_runs(
 
 def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
     """Every claim with our numbers and the verdict."""
-    found = {}
+    found: dict[Claim, Judgement] = {}
     # Bars of our own are a family apart, so that they cost the paper's claims nothing.
     for ours in (False, True):
         family = [claim for claim in experiment.claims if claim.ours is ours]

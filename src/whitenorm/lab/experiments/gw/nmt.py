@@ -22,12 +22,13 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenorm.lab.reproduce.evidence import Evidence, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
-from whitenorm.lab.reproduce.plots import finish, spread_line
+from whitenorm.lab.reproduce.plots import finish, line_styles, spread_line
 from whitenorm.lab.reproduce.results import Results
 from whitenorm.lab.tasks.translation.config import GwNmt, Translate
 from whitenorm.lab.training import DivergenceError, Outcome
 
 _NORMS = {"LN": "ln", "GW": "gw"}
+_TITLES = {"multi30k": "Multi30k, German to English", "iwslt14": "IWSLT14, German to English"}
 _CURVES = ("train_loss", "validation_loss", "test_loss", "test_bleu")
 
 
@@ -95,8 +96,9 @@ def draw(results: Results) -> Figure:
         spread_line(scores, epochs, found.values("test_bleu"), name, marker=".", **style)
         spread_line(losses, epochs, found.values("train_loss"), name, **style)
         spread_line(losses, epochs, found.values("validation_loss"), "", linestyle="--", **style)
-    scores.set(xlabel="epoch", ylabel="BLEU on the test set", title=results[0].settings["dataset"])
-    losses.set(xlabel="epoch", ylabel="loss a token: training (smoothed) —, validation - -")
+    scores.set(xlabel="epoch", ylabel="BLEU on the test set", title=_TITLES[results[0].settings["dataset"]])
+    losses.set(xlabel="epoch", ylabel="loss a token", title="losses")
+    line_styles(losses, {"training, smoothed labels": "-", "validation": "--"})
     for panel in (scores, losses):
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         finish(panel)
