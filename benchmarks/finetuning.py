@@ -62,7 +62,7 @@ def table(results: dict[str, Any]) -> str:
     """Accuracies after 0, 1 and all epochs, with what was run."""
     size, images, epochs = map(int, _SIZES.search(code()).groups())  # type: ignore[union-attr]
     rows = [
-        f"| {name} | " + " | ".join(f"{100 * curve[epoch]:.1f}" for epoch in (0, 1, epochs)) + " |"
+        f"| {name} | " + " | ".join(_percent(curve, epoch) for epoch in (0, 1, epochs)) + " |"
         for name, curve in results["history"].items()
     ]
     return "\n".join(
@@ -81,12 +81,18 @@ def table(results: dict[str, Any]) -> str:
     )
 
 
+def _percent(curve: list[float], epoch: int) -> str:
+    """A network that was not trained has its first accuracy alone."""
+    return f"{100 * curve[epoch]:.1f}" if epoch < len(curve) else "–"
+
+
 def draw(results: dict[str, Any]) -> None:
     """Accuracy by epoch, a line a network."""
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
     for name, curve in results["history"].items():
         axes.plot(range(len(curve)), [100 * value for value in curve], label=name, marker=".")
-    axes.set(xlabel="epoch", ylabel="test accuracy (%)", xticks=range(len(curve)))
+    longest = max(map(len, results["history"].values()))
+    axes.set(xlabel="epoch", ylabel="test accuracy (%)", xticks=range(longest))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(PICTURE, dpi=110, metadata={"Software": None})

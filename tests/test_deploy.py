@@ -47,7 +47,7 @@ def test_compiles_whole_with_any_batch_size(name, training):
 @pytest.mark.filterwarnings("ignore")
 def test_a_whole_network_trains_compiled():
     torch._dynamo.reset()
-    model = whitenorm.convert_(ResNet(), "iternorm")
+    model = whitenorm.convert_(ResNet(widths=(8,)), "iternorm")
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True)
     x = torch.randn(8, 3, 8, 8)

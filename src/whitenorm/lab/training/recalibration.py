@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from whitenorm.lab.training.config import NormOptions, Run
+from whitenorm.lab.training.config import Run
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.models.recalibrate import recalibrate_
 
@@ -26,10 +26,9 @@ def examples(config: Run, model: nn.Module, usual: int) -> int:
     if config.recalibrate is None:
         return usual if any(_keeps(module, PopulationWhitening) for module in model.modules()) else 0
     if config.recalibrate and not _layers(model):
-        norm = f" with norm {config.norm}" if isinstance(config, NormOptions) else ""
         raise ValueError(
-            f"expected a model with population statistics to recalibrate (got {type(model).__name__}{norm}, which has "
-            "none); leave --recalibrate out"
+            f"expected a model with population statistics to recalibrate (got {type(model).__name__}, none of whose "
+            "norms keeps any); leave --recalibrate out"
         )
     return config.recalibrate
 
