@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 import pytest
 from image_sets import write_root
 
-from whitenorm.lab.experiments import EXPERIMENTS
+from whitenorm.lab.experiments import EXPERIMENTS, SETUPS
 from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.runner import reproduce
 
@@ -50,6 +50,7 @@ def test_plans(name):
         settings = experiment.plan(parameters)
         assert settings, scale
         assert len({str(one) for one in settings}) == len(settings), f"{scale} plans a run twice"
+    assert ":`" not in SETUPS[name], "the site shows it as it is"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -15,7 +15,7 @@ classifiers after 40 epochs, by half a point and with all errors still falling, 
 Training errors are means over the last twentieth of the steps. What does not fit the labels after so few epochs may be
 slow as well as unable to.
 
-All norms and learning rates of a network are one run, trained side by side (:mod:`whitenorm.lab.side_by_side`).
+All norms and learning rates of a network are one run, trained side by side (``whitenorm.lab.side_by_side``).
 
 That GW is more sensitive is judged in groups of 8 and of 4 channels. In groups of two GN leaves signs alone, and fell
 further than GW in the earlier runs: GW cannot whiten more groups than a group has values, and only comes near it. The
