@@ -14,7 +14,8 @@ paper says. By the one that is judged, GN hardly changes with the number of grou
 to 4 layers, and by the covariance at none.
 
 GN and GW make each group's mean zero, which leaves g of the directions without variance: κ_p exists for g < (1 - p)·d,
-and claims are judged on the group numbers where κ_90 does.
+and units that are dead leave less. Claims are judged on the group numbers where κ_90 exists in every run; that every
+run counts was settled after seeds 20 to 29, two of which had none at 16 groups, and judged seeds begin at 40.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
 
 def _judged_groups(results: Results) -> list[int]:
-    features = results.levels("features")[0]
-    return [g for g in results.where(method="GW").levels("groups") if 10 * g < features]
+    groups = results.where(method="GW").levels("groups")
+    measured = {g: results.where(groups=g).values(f"{_JUDGED}_90") for g in groups}
+    return [g for g in groups if np.isfinite(measured[g]).all()]
 
 
 def _curves(results: Results, reading: str, percent: int, method: str, layers: int, groups: list[int]) -> np.ndarray:
@@ -211,7 +213,7 @@ EXPERIMENT = Experiment(
         "paper": {"layers": [1, 2, 3, 4], "features": 256, "samples": 1024, "groups": [1, 2, 4, 8, 16, 32]},
     },
     seeds={"smoke": 1, "default": 10, "paper": 10},
-    first_seed=20,
+    first_seed=40,
     plan=plan,
     run=run,
     draw=draw,
