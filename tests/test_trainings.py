@@ -60,11 +60,10 @@ def test_population_of_all_norms_that_have_one(norm, where, images):
 
 
 def test_every_training_is_recalibrated():
-    """But the one that was run as ``whitenorm train`` does, which takes it for batch whitening alone."""
     for name in TRAININGS:
         for settings in EXPERIMENTS[name].plan(EXPERIMENTS[name].scales["default"]):
             without = settings.get("norm") in ("gn", "gw") and settings.get("where", "all") == "all"
-            assert settings["recalibrate"] == (None if without or name == "gw-df" else 5000), settings
+            assert settings["recalibrate"] == (None if without else 5000), settings
 
 
 def test_plan_has_every_rate(experiment):

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special, stats
 
 LEVEL = 0.05
 
@@ -84,8 +84,10 @@ def _welch(small: Sequence[float], large: Sequence[float], shift: float) -> floa
 def _paired(small: Sequence[float], large: Sequence[float], shift: float) -> float:
     """The paired t-test: Student's, of the mean difference of a pair."""
     differences = [low - high - shift for low, high in zip(small, large, strict=True)]
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    number = len(differences)
+    mean = math.fsum(differences) / number
+    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / (number - 1))
     if deviation == 0:
         return 0.0 if mean < 0 else 1.0
-    # Not scipy's own, which warns where the spread is as small as rounding.
-    return float(stats.t.cdf(mean / deviation * math.sqrt(len(differences)), len(differences) - 1))
+    # Not scipy's own test, which warns where the spread is as small as rounding.
+    return float(special.stdtr(number - 1, mean / deviation * math.sqrt(number)))
