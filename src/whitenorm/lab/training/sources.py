@@ -39,6 +39,15 @@ class Source:
         self.description = json.loads(json.dumps(self.description))
 
 
-def calibration_rows(number: int, wanted: int, seed: int) -> Tensor:
-    """Which of so many training examples population statistics are taken from; the same at every test."""
-    return torch.randperm(number, generator=generator(seed, "recalibrate"))[:wanted]
+def calibration_rows(number: int, wanted: int, seed: int, world: int = 1) -> Tensor:
+    """Which of so many training examples population statistics are taken from; the same at every test.
+
+    As many for each of the processes, none of which then has an empty batch.
+
+    Example::
+
+        >>> len(calibration_rows(5, 100, seed=0, world=2))
+        4
+    """
+    rows = torch.randperm(number, generator=generator(seed, "recalibrate"))[:wanted]
+    return rows[: len(rows) // world * world]

@@ -57,7 +57,7 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
         {"classes": len(train.classes), "shape": (3, config.image_size, config.image_size)},
         opened[0],
         {name: tested(images, rows) for name, (images, rows) in tests.items() if len(rows)},
-        lambda number: tested(plain, numbers[calibration_rows(len(numbers), number, config.seed)]),
+        lambda number: tested(plain, numbers[calibration_rows(len(numbers), number, config.seed, world)]),
         batch_size,
         close,
     )

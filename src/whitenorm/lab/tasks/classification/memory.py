@@ -24,7 +24,7 @@ def source(config: Train, dataset: Dataset, step: Callable[[], int], rank: int, 
     test_batch = min(TEST_BATCH, config.batch_size * 4 or TEST_BATCH)
 
     def calibration(number: int) -> ImageBatches:
-        part = _rows(train, calibration_rows(len(train.labels), number, config.seed))
+        part = _rows(train, calibration_rows(len(train.labels), number, config.seed, world))
         return ImageBatches(part, batches.batch_size // world, rank, world)
 
     return Source(

@@ -66,7 +66,7 @@ class DetectionTask(Task[Detection]):
             return opened[-1]
 
         def calibration(number: int) -> Loader:
-            rows = calibration_rows(len(pictures), number, config.seed)
+            rows = calibration_rows(len(pictures), number, config.seed, world)
             return opening(Pictures(pictures, False, True, False), test_order(rows, size // world, rank, world))
 
         def close() -> None:

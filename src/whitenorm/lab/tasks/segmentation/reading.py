@@ -52,7 +52,9 @@ def source(
         {"classes": [category.name for category in found.categories]},
         opened[0],
         {name: in_order(scenes, torch.arange(len(scenes)), config.test_batch) for name, scenes in tests.items()},
-        lambda number: in_order(centres, numbers[calibration_rows(len(numbers), number, config.seed)], batch_size),
+        lambda number: in_order(
+            centres, numbers[calibration_rows(len(numbers), number, config.seed, world)], batch_size
+        ),
         batch_size,
         close,
     )

@@ -64,7 +64,7 @@ class StyleTransfer(Task[Style]):
             {},
             loader(train, config.crop, order),
             {"test": in_turn(test, torch.arange(len(test)), config.image_size)},
-            lambda number: in_turn(train, calibration_rows(len(train), number, config.seed), config.crop),
+            lambda number: in_turn(train, calibration_rows(len(train), number, config.seed, world), config.crop),
             batch_size,
             close,
         )

@@ -47,7 +47,7 @@ class Translation(Task[Translate]):
         train = TokenBatches(source, target, config.batch_size, config.seed, step, rank, world)
 
         def calibration(number: int) -> list[Batch]:
-            rows = calibration_rows(len(target.lengths), number, config.seed)
+            rows = calibration_rows(len(target.lengths), number, config.seed, world)
             shares = in_turn(rows, max(1, len(target.lengths) // len(train) // world), rank, world)
             return [Batch(source.padded(share), target.padded(share), 1.0) for share in shares if len(share)]
 
