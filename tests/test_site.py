@@ -457,4 +457,9 @@ def test_what_the_texts_say_was_found_is_what_was(path):
     root = Path(__file__).parents[1]
     text = (root / path).read_text(encoding="utf-8")
     assert "<!-- found: " in text
-    assert found.with_found(root / path, gather(root / "results", "default")) == text
+    outcomes = gather(root / "results", "default")
+    assert found.with_found(root / path, outcomes) == text
+    if claims.START in text:
+        assert claims.markdown(outcomes, "default") in text
+    for name in re.findall(r"results/([\w-]+)/default.png", text):
+        assert next(one for one in outcomes if one.experiment.id == name).content, "a picture of an earlier set-up"
