@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-torch fuzz torture lint format bench gpu-check clean
+# The versions of torch that are supported. The oldest is pyproject.toml's lower bound; tests compare what others name.
+OLDEST_TORCH := 2.6.0
+NEWEST_TORCH := 2.15.0
+
+.PHONY: setup demo test test-torch fuzz torture lint format bench gpu-check docs docs-serve wheel clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt tools/torchvision_on_cpu.py
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "whitenorm needs Python 3.10 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "developing whitenorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,dev]'
@@ -35,12 +39,14 @@ test: lint
 torture: $(READY)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture $(ARGS)
 
-# The library's own tests, without the lab, on another version of torch: make test-torch TORCH=2.6.0
-TORCH ?= 2.15.0
+# The library's own tests, without the lab, on another version of torch: make test-torch TORCH=oldest, newest or 2.9.1
+TORCH ?= newest
+TORCH_VERSION := $(patsubst newest,$(NEWEST_TORCH),$(patsubst oldest,$(OLDEST_TORCH),$(TORCH)))
+TORCH_VENV := .venv-torch-$(TORCH_VERSION)
 test-torch:
-	test -x .venv-torch-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-torch-$(TORCH)
-	.venv-torch-$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) numpy pytest pytest-xdist hypothesis
-	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest --numprocesses 2 --quiet
+	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) numpy pytest pytest-xdist hypothesis
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --numprocesses 2 --quiet
 
 # Random layers on random inputs against float64, from a seed on: make fuzz MINUTES=10 SEED=0
 MINUTES ?= 1
@@ -55,5 +61,29 @@ bench: $(READY)
 gpu-check: $(READY)
 	$(BIN)/python -m tools.gpu_check $(ARGS)
 
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(READY)
+	$(BIN)/mkdocs serve
+
+# Built, checked, and used in an environment of its own from a folder that is not the checkout: first the wheel alone, then
+# with each extra.
+WHEEL_PIP := .venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+wheel:
+	test -x .venv-build/bin/python || $(PYTHON) -m venv .venv-build
+	.venv-build/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
+	rm -rf build dist .venv-wheel
+	.venv-build/bin/python -m build
+	.venv-build/bin/twine check --strict dist/*
+	$(PYTHON) -m venv .venv-wheel
+	$(WHEEL_PIP) torch numpy
+	$(WHEEL_PIP) dist/*.whl
+	.venv-wheel/bin/python tools/smoke.py
+	$(WHEEL_PIP) "$$(echo dist/*.whl)[inspect]"
+	.venv-wheel/bin/python tools/smoke.py inspect
+	$(WHEEL_PIP) "$$(echo dist/*.whl)[lab]"
+	.venv-wheel/bin/python tools/smoke.py inspect demo
+
 clean:
-	rm -rf .venv .venv-torch-* .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info
+	rm -rf .venv .venv-torch-* .venv-build .venv-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info

@@ -57,7 +57,7 @@ def test_tensorboard(tmp_path):
 
 def test_no_tensorboard_is_an_error_that_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="lab extra"), monitor(net(), tmp_path):
+    with pytest.raises(ImportError, match="pip install tensorboard"), monitor(net(), tmp_path):
         pass
 
 

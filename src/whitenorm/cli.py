@@ -14,20 +14,21 @@ from whitenorm.lab.near import near, refuse
 
 
 class Command(NamedTuple):
-    """Where a command is: a module with its options and a function ``run`` of them, and what it does.
+    """Where a command is: a module with its options and a function ``run`` of them, what it does and what it needs.
 
-    Options are parsed by what comes with the lab extra. One without options parses its arguments itself, in a function
-    ``main`` of them that returns the exit code, and needs no extra.
+    One without options parses its arguments itself, in a function ``main`` of them that returns the exit code, and
+    needs no extra.
     """
 
     module: str
     options: str | None
     help: str
+    extra: str = "lab"
 
 
 COMMANDS = {
     "demo": Command("whitenorm.lab.demo", "Demo", "train one small net with six norms, and compare them"),
-    "inspect": Command("whitenorm.lab.look", "Inspect", "what a model's norms do, and what whitening would change"),
+    "inspect": Command("whitenorm.lab.look", "Inspect", "what a model's norms do, and what whitening would change", "inspect"),
     "train": Command("whitenorm.lab.training.command", "CHOICE", "train for a task, or a paper's own set-up"),
     "evaluate": Command("whitenorm.lab.training.evaluation", "Evaluate", "test the model of a training run"),
     "stylize": Command("whitenorm.lab.tasks.style.stylize", "Stylize", "paint an image with a net of style transfer"),
@@ -67,11 +68,11 @@ def _run(args: list[str]) -> int:
         # Only the one that is asked for: some take seconds to import.
         module: Any = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "whitenorm":
+        if command.options is None or error.name is None or error.name.split(".")[0] == "whitenorm":
             raise
         print(
-            f"The whitenorm command needs {error.name}, which comes with the lab extra. From a checkout: "
-            "pip install '.[lab]'",
+            f"whitenorm {name} needs {error.name}, which comes with the {command.extra} extra: "
+            f"pip install 'whitenorm[{command.extra}]'",
             file=sys.stderr,
         )
         return 1
@@ -99,6 +100,8 @@ def _choose(commands: dict[str, Command], args: list[str]) -> str:
     for arg in args:
         known = ["--help", "--version"] if arg.startswith("-") else list(commands)
         if arg not in (*known, "-h"):
+            if arg == "bench":
+                refuse("whitenorm", "bench runs in a checkout only (this is an installed package, without benchmarks/)")
             kind = "option" if arg.startswith("-") else "command"
             refuse("whitenorm", f"unknown {kind} {arg}{near(arg, known)}")
     return str(parser.parse_args(args).name)

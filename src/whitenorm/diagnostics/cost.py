@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from whitenorm.layers.base import unchanged_buffers
 
@@ -23,6 +22,9 @@ def flops(module: nn.Module, *inputs: Any) -> int:
         >>> flops(nn.Linear(4, 5), torch.randn(3, 4))
         120
     """
+    # It imports Triton, which takes longer than all of this library.
+    from torch.utils.flop_counter import FlopCounterMode
+
     with unchanged_buffers(module), FlopCounterMode(display=False) as counter, torch.no_grad():
         module(*inputs)
     return int(counter.get_total_flops())

@@ -109,7 +109,7 @@ class Inspection(tuple[LayerReport, ...]):
             pandas = importlib.import_module("pandas")
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "to_frame needs pandas, which comes with the lab extra. From a checkout: pip install '.[lab]'",
+                "to_frame needs pandas, which comes with the inspect extra: pip install 'whitenorm[inspect]'",
                 name=error.name,
             ) from error
         return pandas.DataFrame(self.to_dicts(), columns=[*COLUMNS, "advice"])

@@ -21,16 +21,13 @@ def model_of(name: str) -> nn.Module:
     if ".py:" in name:
         return _from_file(*name.rsplit(":", 1))
     if is_run(name):
-        from whitenorm.lab.training import load
-
-        return load(name)
+        return _from_run(name)
     found = _from_library("torchvision.models", "get_model", name, weights=None)
     found = _from_library("timm", "create_model", name) if found is None else found
     if found is None:
         raise OSError(
             "expected a torchvision or timm model, file.py:name, or the folder of a training run (got "
-            f"{name!r}, which neither library that is installed knows, and which has no config.json)"
-            f"{near(name, _library_names())}"
+            f"{name!r}, which {_nobody_knows()}, and which has no config.json){near(name, _library_names())}"
         )
     return found
 
@@ -106,6 +103,25 @@ def _from_file(path: str, name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise OSError(f"expected {name} in {path} to return a model (got {type(model).__name__})")
     return model
+
+
+def _from_run(folder: str) -> nn.Module:
+    try:
+        from whitenorm.lab.training import load
+    except ModuleNotFoundError as error:
+        raise OSError(
+            f"expected the lab extra to be installed for the training run {folder} ({error.name} is missing): "
+            "pip install 'whitenorm[lab]'"
+        ) from error
+    return load(folder)
+
+
+def _nobody_knows() -> str:
+    """What the libraries say to a name; of one that is not installed, how to have it."""
+    absent = [package for package in ("torchvision", "timm") if importlib.util.find_spec(package) is None]
+    if not absent:
+        return "neither library knows"
+    return f"no library here knows: without {' and '.join(absent)}, which pip install {' '.join(absent)} adds"
 
 
 def _library_names() -> set[str]:
