@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import whitenorm
-from whitenorm.cli import main
+from whitenorm.cli import COMMANDS, main
 from whitenorm.lab import demo
 
 
@@ -90,3 +90,8 @@ def test_another_pipe_that_breaks_is_not_silent(monkeypatch):
     monkeypatch.setattr(demo, "run", run)
     with pytest.raises(BrokenPipeError):
         main(["demo"])
+
+
+def test_the_benchmarks_need_a_checkout(monkeypatch, capsys):
+    monkeypatch.setattr("whitenorm.cli._commands", lambda: COMMANDS)
+    assert "bench runs in a checkout only" in refused(["bench"], capsys)

@@ -85,7 +85,10 @@ def test_a_folder_that_cannot_be_made_is_told_before_training(tmp_path, capsys):
 def test_missing_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert main(["demo"]) == 1
-    assert "whitenorm demo needs tyro, which comes with the lab extra: pip install 'whitenorm[lab]'" in capsys.readouterr().err
+    assert (
+        "whitenorm demo needs tyro, which comes with the lab extra: pip install 'whitenorm[lab]'"
+        in capsys.readouterr().err
+    )
 
 
 def test_interrupting_leaves_without_a_traceback(monkeypatch, capsys):

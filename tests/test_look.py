@@ -1,7 +1,9 @@
 """``whitenorm inspect``: models by name or from a file, before and after a conversion."""
 
+import importlib.util
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -190,3 +192,24 @@ def test_bad_batches(file, tmp_path, capsys):
     out = tmp_path / "new" / "page.html"
     assert main(["inspect", f"{file}:net", "--data", str(tmp_path / "list.pt"), "--html", str(out)]) == 0
     assert out.exists()
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch, capsys):
+    real = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "timm" else real(name, *rest))
+    assert main(["inspect", "no_such_net"]) == 1
+    assert "no library here knows: without timm, which pip install timm adds" in capsys.readouterr().err
+
+
+def test_a_run_without_the_lab_names_the_extra(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "whitenorm.lab.training", None)
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "pip install 'whitenorm[lab]'" in capsys.readouterr().err
+
+
+def test_the_extra_that_is_missing_is_inspect(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["inspect", "resnet18"]) == 1
+    assert "whitenorm inspect needs tyro, which comes with the inspect extra" in capsys.readouterr().err

@@ -31,7 +31,9 @@ def steps():
     for job in WORKFLOW["jobs"].values():
         for row in job.get("strategy", {}).get("matrix", {}).get("include", [{}]):
             words = [step.get("run", "") for step in job["steps"]]
-            pythons = [step["with"]["python-version"] for step in job["steps"] if "python-version" in step.get("with", {})]
+            pythons = [
+                step["with"]["python-version"] for step in job["steps"] if "python-version" in step.get("with", {})
+            ]
             for name, value in row.items():
                 words = [line.replace(f"${{{{ matrix.{name} }}}}", value) for line in words]
                 pythons = [line.replace(f"${{{{ matrix.{name} }}}}", value) for line in pythons]
@@ -89,7 +91,9 @@ def test_the_lab_has_what_inspecting_needs():
 def test_inspecting_needs_its_extra_alone(tmp_path):
     """The page too, with all that only the lab has refused."""
     refused = sorted((named(EXTRAS["lab"]) | {"pil"}) - named(EXTRAS["inspect"]) - {"whitenorm"})
-    (tmp_path / "net.py").write_text("from torch import nn\nnet = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))\n")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nnet = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))\n"
+    )
     code = f"""
 import sys
 class Refuse:

@@ -45,7 +45,9 @@ def library() -> None:
 def command(*args: str, code: int = 0) -> str:
     """What the command says; its exit code has to be this."""
     done = subprocess.run([sys.executable, "-m", "whitenorm", *args], capture_output=True, text=True)
-    assert done.returncode == code, f"whitenorm {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, (
+        f"whitenorm {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    )
     return done.stdout + done.stderr
 
 

@@ -28,7 +28,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("whitenorm.lab.demo", "Demo", "train one small net with six norms, and compare them"),
-    "inspect": Command("whitenorm.lab.look", "Inspect", "what a model's norms do, and what whitening would change", "inspect"),
+    "inspect": Command(
+        "whitenorm.lab.look", "Inspect", "what a model's norms do, and what whitening would change", "inspect"
+    ),
     "train": Command("whitenorm.lab.training.command", "CHOICE", "train for a task, or a paper's own set-up"),
     "evaluate": Command("whitenorm.lab.training.evaluation", "Evaluate", "test the model of a training run"),
     "stylize": Command("whitenorm.lab.tasks.style.stylize", "Stylize", "paint an image with a net of style transfer"),

@@ -90,8 +90,8 @@ def _tensorboard(folder: Path) -> Iterator[Write]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError(
-            f"expected tensorboard to be installed for the folder {folder} (it is not): pip install tensorboard, or name "
-            "a .csv file"
+            f"expected tensorboard to be installed for the folder {folder} (it is not): pip install tensorboard, or "
+            "name a .csv file"
         ) from error
     with SummaryWriter(str(folder)) as writer:
 
