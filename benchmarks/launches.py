@@ -1,7 +1,7 @@
 """What training steps ask of a GPU: kernels, passes over x and FLOPs, counted; and the times predicted from them.
 
 ``python -m benchmarks.launches`` prints it, with ``--write`` it also writes benchmarks/results/launches.json and
-launches.md, and the tables of docs/gpu.md.
+launches.md, the tables of docs/gpu.md and the README's predictions.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import collectives, papers, resnet
-from benchmarks.launch_tables import TABLES, markdown
+from benchmarks import collectives, pages, papers, resnet
+from benchmarks.launch_tables import markdown
 from whitenorm.gpu.cards import CARDS
 from whitenorm.gpu.cases import CASES, Case
 from whitenorm.gpu.chosen import has_triton
 from whitenorm.gpu.prediction import predicted_seconds
 from whitenorm.gpu.work import Work, layer_work, passes
-from whitenorm.lab.marked import write_between
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "launches.json"
@@ -112,8 +111,7 @@ def write(results: dict[str, Any]) -> None:
     """The results, and all that is made from them."""
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     RESULTS.with_suffix(".md").write_text(markdown(results) + "\n")
-    for name, table in TABLES.items():
-        write_between(PAGE, f"<!-- {name} -->", f"<!-- end of {name} -->", table(results))
+    pages.write()
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
-"""From measured results to a Markdown table, a picture and the README's section: nothing is typed in by hand."""
+"""From measured results to the text and tables of docs/speed.md: nothing is typed in by hand."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -12,10 +11,6 @@ matplotlib.use("Agg")
 
 from benchmarks import sweep
 from whitenorm.lab import published
-from whitenorm.lab.marked import write_between
-
-START, END = "<!-- benchmark: written by `make bench` -->", "<!-- end of benchmark -->"
-
 
 # Of the rivals that are ahead: what the profiles show.
 REASON = (
@@ -100,6 +95,28 @@ def bars(results: dict[str, Any]) -> list[Bar]:
 def _most(what: str, limit: float, values: list[float]) -> Bar:
     measured = " … ".join(f"{value:.2f}×" for value in sorted({min(values), max(values)}))
     return Bar(what, f"≤ {limit}×", measured, max(values) <= limit)
+
+
+def reading(results: dict[str, Any]) -> str:
+    """What the tables say in three sentences: the price, the gain over the papers' way, and what was not reached."""
+    layers = [row["to_batchnorm"] for _, _, row in rows(results)]
+    nets = [row["step_percent"] for entry in results.get("models", []) for row in entry["models"].values()]
+    in_nets = (
+        f", and a net {min(nets):+.0f} to {max(nets):+.0f} %, by the place and number of its norms" if nets else ""
+    )
+    faster = geometric_mean([1 / row["to_paper"] for _, _, row in rows(results)])
+    missed = [f"{bar.what} ({bar.measured} for {bar.wanted})" for bar in bars(results) if not bar.reached]
+    return (
+        f"Whitening has a price: by itself a layer's training step takes {min(layers):.1f} to {max(layers):.1f} times "
+        f"BatchNorm's{in_nets}. The papers' own formulation takes {faster:.2f} times as long as these layers in the "
+        f"geometric mean, and is ahead of them on {_where_ahead(results)}. Of the {len(bars(results))} bars that we "
+        f"set, {len(missed)} are not reached: {'; '.join(missed) or 'none'}."
+    )
+
+
+def _where_ahead(results: dict[str, Any]) -> str:
+    ahead = [f"{name} {'×'.join(map(str, shape))}" for shape, name, row in rows(results) if row["to_paper"] > 1]
+    return " and ".join(ahead) or "none of the shapes of the suite"
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -226,8 +243,3 @@ def sweep_table(results: dict[str, Any]) -> str:
         shape = "×".join(map(str, row["shape"]))
         lines.append(f"| {row['method']} | {row['features']} | {shape} | {own:.2f} | {other:.2f} | {row['fastest']} |")
     return "\n".join(lines)
-
-
-def update_readme(readme: Path, text: str) -> None:
-    """Put the text between the README's marks."""
-    write_between(readme, START, END, text)

@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from benchmarks import layers, models, picture, report, solvers, sweep, tokens
+from benchmarks import layers, models, pages, picture, report, solvers, sweep, tokens
 from whitenorm.lab.costs import RESNET50
 from whitenorm.lab.machine import machine
 from whitenorm.lab.terminal import terminal
@@ -38,7 +38,7 @@ class Bench:
     """
 
     quick: bool = False
-    """A few shapes, solvers and models, the models at 112²: about a minute. Does not touch the README."""
+    """A few shapes, solvers and models, the models at 112²: about a minute. Does not touch README and docs."""
     out: Path | None = None
     """JSON file of the results; by default under benchmarks/results."""
     tables: bool = False
@@ -60,7 +60,7 @@ def run(bench: Bench) -> dict[str, Any]:
     text = report.markdown(results)
     path.with_suffix(".md").write_text(f"{text}\n\n{report.sweep_table(results)}\n\n{report.solver_table(results)}\n")
     if bench.out is None and not bench.quick:
-        report.update_readme(ROOT.parent / "README.md", text)
+        pages.write()
     console.print(Markdown(text))
     console.print(f"Results: {path}   Picture: {path.with_suffix('.png')}", soft_wrap=True)
     return results

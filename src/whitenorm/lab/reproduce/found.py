@@ -6,11 +6,11 @@ entries between them.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from whitenorm.lab.near import near
+from whitenorm.lab.reproduce.claims import linked
 from whitenorm.lab.reproduce.outcomes import Outcome, tally
 
 _MARKS = re.compile(r"(<!-- found: (.*?) -->).*?(<!-- /found -->)", re.DOTALL)
@@ -43,9 +43,7 @@ def with_found(path: Path, outcomes: list[Outcome]) -> str:
 
 def _found(outcome: Outcome, folder: Path) -> str:
     """An entry's verdicts on the paper's claims, with the way to its files."""
-    name = f"`{outcome.experiment.id}`"
     if outcome.content is None:
-        return f"{name} not run"
-    address = Path(os.path.relpath(outcome.store.results.parent, folder)).as_posix()
+        return f"`{outcome.experiment.id}` not run"
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tally([outcome]).items() if count)
-    return f"[{name}]({address}) {counts or 'bars of our own only'}"
+    return f"{linked(outcome, folder)} {counts or 'bars of our own only'}"

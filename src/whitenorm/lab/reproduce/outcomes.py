@@ -163,22 +163,27 @@ def tally(outcomes: Iterable[Outcome], bars: bool = False) -> dict[Verdict, int]
 
 
 def summary(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> str:
-    """How many claims of how many experiments there are, and how many held, as sentences."""
+    """How many claims of how many experiments there are, and how many held."""
+    return " ".join(sentences(outcomes, missing, verdicts))
+
+
+def sentences(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> list[str]:
+    """The claims, the bars of our own if there are any, and what was not run or not built, a sentence each."""
     if not outcomes:
-        return "No experiment of this paper yet."
+        return ["No experiment of this paper yet."]
     counts, bars = tally(outcomes), tally(outcomes, bars=True)
     what = f"{number(sum(counts.values()), 'claim')} of the papers in {number(len(outcomes), 'experiment')}"
-    sentences = [f"{what}{_counted(counts) if verdicts else ''}."]
+    said = [f"{what}{_counted(counts) if verdicts else ''}."]
     if sum(bars.values()):
-        sentences.append(f"{number(sum(bars.values()), 'bar')} of our own{_counted(bars) if verdicts else ''}.")
+        said.append(f"{number(sum(bars.values()), 'bar')} of our own{_counted(bars) if verdicts else ''}.")
     missed = sum(outcome.content is None for outcome in outcomes)
     if missed:
         earlier = sum(outcome.earlier for outcome in outcomes)
         again = f", {earlier} of them since their set-up was changed" if earlier else ""
-        sentences.append(f"{number(missed, 'experiment')} not run{again}.")
+        said.append(f"{number(missed, 'experiment')} not run{again}.")
     if missing:
-        sentences.append(f"{number(len(missing), 'experiment')} not built.")
-    return " ".join(sentences)
+        said.append(f"{number(len(missing), 'experiment')} not built.")
+    return said
 
 
 def _counted(counts: dict[Verdict, int]) -> str:

@@ -1,4 +1,4 @@
-"""``whitenorm report``: the results of all experiments as a site, and as the README's table."""
+"""``whitenorm report``: the results of all experiments as a site, as a page of docs, and as the README's lines."""
 
 from __future__ import annotations
 
@@ -29,22 +29,27 @@ class Report:
     scale: Literal["smoke", "default", "paper"] = "default"
     """Which runs."""
     readme: Path | None = None
-    """Also write the table of claims between the marks of this Markdown file."""
+    """Also write how many claims held, in three lines, between the marks of this Markdown file."""
+    page: Path | None = None
+    """Also write the table of claims, and what did not hold, between the marks of this one."""
     guides: tuple[Path, ...] = ()
-    """Also write what was found here beside the papers' advice, at the marks of these Markdown files and the readme."""
+    """Also write what was found here beside the papers' advice, at the marks of these."""
 
 
 def run(options: Report) -> None:
-    """Write the site, and the README's table when asked."""
+    """Write the site, and the Markdown that is asked for."""
     console = terminal()
     outcomes = gather(options.results, options.scale)
     write_site(outcomes, options.scale, options.out)
     # All files before the first word: who reads only that, as head does, ends the command there.
     if options.readme is not None:
-        write_between(options.readme, claims.START, claims.END, claims.markdown(outcomes, options.scale))
-    for path in filter(None, (options.readme, *options.guides)):
+        write_between(options.readme, claims.TALLY_START, claims.TALLY_END, claims.lines(outcomes))
+    if options.page is not None:
+        text = claims.markdown(outcomes, options.scale, options.page.parent)
+        write_between(options.page, claims.START, claims.END, text)
+    for path in options.guides:
         write_found(path, outcomes)
     console.print(summary(outcomes, NOT_BUILT))
     console.print(f"Site: {options.out / 'index.html'}", soft_wrap=True)
-    if options.readme is not None:
-        console.print(f"Table of claims: {options.readme}", soft_wrap=True)
+    for path in dict.fromkeys(filter(None, (options.readme, options.page, *options.guides))):
+        console.print(f"Written: {path}", soft_wrap=True)

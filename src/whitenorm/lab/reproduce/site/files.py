@@ -12,7 +12,7 @@ from whitenorm.lab.reproduce.site.index import index_page
 from whitenorm.lab.reproduce.site.paper import paper_page
 from whitenorm.lab.reproduce.site.pieces import GENERATOR, data_file, figure_file, page_file
 
-_STYLES = (files("whitenorm.diagnostics.page") / "base.css", files("whitenorm.lab") / "assets" / "site.css")
+STYLES = (files("whitenorm.diagnostics.page") / "base.css", files("whitenorm.lab") / "assets" / "site.css")
 
 
 def write_site(outcomes: list[Outcome], scale: str, folder: Path) -> None:
@@ -36,7 +36,7 @@ def _write(outcomes: list[Outcome], scale: str, folder: Path) -> None:
             _copy(outcome.store.results, folder / data_file(outcome))
         if outcome.content is not None and outcome.store.picture.exists():
             _copy(outcome.store.picture, folder / figure_file(outcome))
-    style = "\n".join(sheet.read_text(encoding="utf-8") for sheet in _STYLES)
+    style = "\n".join(sheet.read_text(encoding="utf-8") for sheet in STYLES)
     (folder / "style.css").write_text(style, encoding="utf-8")
     for paper in PAPERS:
         mine = [outcome for outcome in outcomes if outcome.experiment.paper == paper]

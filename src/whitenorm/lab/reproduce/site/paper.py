@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whitenorm.lab.experiments.not_built import NotBuilt
 from whitenorm.lab.reproduce.outcomes import (
@@ -36,32 +36,59 @@ _WIDE = 1.6
 """A figure that is wider than this many times its height has panels beside each other."""
 
 
-def paper_page(paper: str, outcomes: list[Outcome], scale: str) -> str:
+class Section(NamedTuple):
+    """An experiment, or what has none: html below its title."""
+
+    id: str
+    title: str
+    html: str
+
+
+class PaperParts(NamedTuple):
+    """A page without what is around it; links in its html are those of the site."""
+
+    title: str
+    lead: str
+    sections: list[Section]
+
+
+def paper_parts(paper: str, outcomes: list[Outcome], scale: str) -> PaperParts:
     """A paper's experiments, one after the other, and what of it has none."""
     title, link = PAPERS[paper]
     missing = missing_of(paper)
     words = escape(summary(outcomes, missing, verdicts=False))
     lead = f'<p><a href="{link}">The paper</a>. {words}</p>{counts(tally(outcomes))}{bars(outcomes)}'
-    body = "\n".join([*(_experiment(outcome, scale) for outcome in outcomes), _not_built(missing)])
-    return page(page_file(paper), f"{title} ({paper})", lead, body)
+    sections = [_experiment(outcome, scale) for outcome in outcomes]
+    return PaperParts(f"{title} ({paper})", lead, sections + ([_not_built(missing)] if missing else []))
 
 
-def _experiment(outcome: Outcome, scale: str) -> str:
+def paper_page(paper: str, outcomes: list[Outcome], scale: str) -> str:
+    """The same as a page of the site."""
+    parts = paper_parts(paper, outcomes, scale)
+    body = "\n".join(
+        f'<section class="experiment" id="{escape(name)}"><h2>{escape(title)}</h2>{html}</section>'
+        for name, title, html in parts.sections
+    )
+    return page(page_file(paper), parts.title, parts.lead, body)
+
+
+def _experiment(outcome: Outcome, scale: str) -> Section:
     experiment = outcome.experiment
     what, _, setup = outcome.setup.strip().partition("\n\n")
     head = (
-        f'<section class="experiment" id="{escape(experiment.id)}"><h2>{escape(experiment.title)}</h2>'
         f'<p class="where">{escape(f"{experiment.paper} {experiment.where}")}, <code>{escape(experiment.id)}</code></p>'
         f"{prose(what)}"
         f"<details><summary>Set-up of the paper, and here</summary>{prose(setup)}</details>"
     )
     if outcome.content is None:
         why = _not_run(outcome, scale)
-        return f"{head}<p><strong>Not run</strong> {why}.</p>{claims(outcome, outcome.claims)}</section>"
-    return (
-        f'{head}{_figure(outcome, outcome.content)}<div id="{escape(experiment.id)}-scale">{short_of(outcome)}</div>'
-        f"{claims(outcome, outcome.claims)}{_facts(outcome, outcome.content)}</section>"
-    )
+        body = f"<p><strong>Not run</strong> {why}.</p>{claims(outcome, outcome.claims)}"
+    else:
+        body = (
+            f'{_figure(outcome, outcome.content)}<div id="{escape(experiment.id)}-scale">{short_of(outcome)}</div>'
+            f"{claims(outcome, outcome.claims)}{_facts(outcome, outcome.content)}"
+        )
+    return Section(experiment.id, experiment.title, head + body)
 
 
 def _not_run(outcome: Outcome, scale: str) -> str:
@@ -106,12 +133,7 @@ def _facts(outcome: Outcome, content: dict[str, Any]) -> str:
     return facts(pairs)
 
 
-def _not_built(missing: list[NotBuilt]) -> str:
-    if not missing:
-        return ""
+def _not_built(missing: list[NotBuilt]) -> Section:
     rows = [[escape(one.title), escape(f"{one.paper} {one.where}"), escape(one.why)] for one in missing]
-    return (
-        '<section class="experiment" id="not-built"><h2>Not built</h2>'
-        "<p>What the paper reports and no experiment here runs.</p>"
-        f"{table('Not built', ['what', 'paper', 'why not'], rows)}</section>"
-    )
+    text = "<p>What the paper reports and no experiment here runs.</p>"
+    return Section("not-built", "Not built", text + table("Not built", ["what", "paper", "why not"], rows))

@@ -1,0 +1,84 @@
+"""What README and docs say of the stored benchmarks, written by ``python -m benchmarks.pages``: nothing by hand.
+
+Whoever measures anew writes it too (``make bench``, ``python -m benchmarks.launches --write``), and a test fails where
+a page says something else than the results. A block stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` on
+the page that it belongs to; a number in a sentence, on any page, between ``<!-- measured: NAME -->`` and
+``<!-- /measured -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import costs, launch_tables, report
+from whitenorm.lab.marked import between
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+_MEASURED = re.compile(r"(<!-- measured: (.*?) -->).*?(<!-- /measured -->)", re.DOTALL)
+
+
+def stored(name: str) -> dict[str, Any]:
+    """The results of this name."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _monitoring() -> str:
+    return f"at most {100 * max(case['overhead'] for case in stored('monitoring')['cases'].values()):.1f} %"
+
+
+def _monitored() -> str:
+    return f"{stored('monitoring')['seconds']:.0f} seconds"
+
+
+MEASURED: dict[str, Callable[[], str]] = {"monitoring": _monitoring, "monitoring seconds": _monitored}
+"""Numbers in sentences."""
+
+
+def blocks() -> dict[Path, dict[str, str]]:
+    """What stands on which page, by name."""
+    full, launches = stored("full"), stored("launches")
+    return {
+        Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
+        Path("docs/speed.md"): {
+            "reading: written by `make bench`": report.reading(full),
+            "benchmark: written by `make bench`": report.markdown(full),
+        },
+        Path("docs/gpu.md"): {name: table(launches) for name, table in launch_tables.TABLES.items()},
+    }
+
+
+def pages(root: Path = ROOT) -> dict[Path, str]:
+    """README and docs as they should be."""
+    mine = blocks()
+    found = {}
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        for name, block in mine.get(path.relative_to(root), {}).items():
+            text = between(text, f"<!-- {name} -->", f"<!-- end of {name.partition(':')[0]} -->", block, path)
+        found[path] = _MEASURED.sub(lambda match, path=path: _inline(match, path), text)
+    return found
+
+
+def _inline(match: re.Match[str], path: Path) -> str:
+    if match[2] not in MEASURED:
+        raise ValueError(f"expected one of {', '.join(MEASURED)} in {match[1]} of {path} (got {match[2]})")
+    return f"{match[1]}{MEASURED[match[2]]()}{match[3]}"
+
+
+def write() -> list[Path]:
+    """Write those that changed, and tell which."""
+    changed = [(path, text) for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
+    for path, text in changed:
+        path.write_text(text, encoding="utf-8")
+    return [path for path, _ in changed]
+
+
+if __name__ == "__main__":
+    for path in write():
+        print(f"Written: {path.relative_to(ROOT)}")
