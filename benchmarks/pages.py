@@ -36,7 +36,15 @@ def _monitored() -> str:
     return f"{stored('monitoring')['seconds']:.0f} seconds"
 
 
-MEASURED: dict[str, Callable[[], str]] = {"monitoring": _monitoring, "monitoring seconds": _monitored}
+def _collectives() -> str:
+    return f"{max(row['collectives'] for row in stored('launches')['ranks']['rows'].values())}"
+
+
+MEASURED: dict[str, Callable[[], str]] = {
+    "monitoring": _monitoring,
+    "monitoring seconds": _monitored,
+    "collectives": _collectives,
+}
 """Numbers in sentences."""
 
 

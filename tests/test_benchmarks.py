@@ -120,12 +120,16 @@ def test_report_shows_every_row_and_loss(results, tmp_path):
     assert text.count("| yes |") + text.count("| no |") == len(report.bars(results))
     picture.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.START}\nstale\n{report.END}\nafter\n")
-    report.update_readme(readme, text)
-    assert "stale" not in readme.read_text()
-    assert readme.read_text().startswith("before")
-    assert readme.read_text().endswith("after\n")
+
+
+def test_reading_names_the_losses(results):
+    changed = json.loads(json.dumps(results))
+    for _, name, row in report.rows(changed):
+        row["to_paper"] = 1.25 if name == "IW" else 0.5
+    text = report.reading(changed)
+    assert "is ahead of them on IW 4×32×6×6." in text
+    for bar in report.bars(changed):
+        assert (f"{bar.what} ({bar.measured} for {bar.wanted})" in text) != bar.reached
 
 
 def test_every_rival_that_is_ahead_is_named(results):
