@@ -174,6 +174,26 @@ def switchable_whitening(x, layer, training):
     return scale_and_shift(torch.stack(samples), layer.weight, layer.bias)
 
 
+def w_mse(views, orders, size, eps, normalize):
+    """W-MSE by Cholesky, with shrunk covariances: every sub-batch, image and pair of views by itself."""
+    total, count = 0, 0
+    for order in orders:
+        for images in order.split(size):
+            white = []
+            for view in views:
+                part = view[images]
+                cov = (1 - eps) * torch.cov(part.T) + eps * torch.eye(part.shape[1], dtype=part.dtype)
+                rows = (part - part.mean(0)) @ cholesky(cov).T
+                white.append([row / row.norm() if normalize else row for row in rows])
+            for i in range(len(views)):
+                for j in range(i):
+                    for one, other in zip(white[i], white[j], strict=True):
+                        distance = (one - other) ** 2
+                        total = total + (distance.sum() if normalize else distance.mean())
+                        count += 1
+    return total / count
+
+
 def forward(layer, x):
     """What the layer should return for x, in its present mode."""
     name = type(layer).__name__

@@ -42,7 +42,7 @@ ROOMS = [
     ["core"],
     ["functional"],
     ["layers"],
-    ["models", "diagnostics", "gpu"],
+    ["models", "diagnostics", "losses", "gpu"],
     ["lab"],
     ["cli"],
     ["__main__"],

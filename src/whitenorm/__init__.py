@@ -6,7 +6,7 @@
 torch.Size([8, 64, 14, 14])
 """
 
-from whitenorm import diagnostics, functional, solvers
+from whitenorm import diagnostics, functional, losses, solvers
 from whitenorm._version import __version__
 from whitenorm.kernels.choice import set_kernels
 from whitenorm.layers import (
@@ -45,6 +45,7 @@ __all__ = [
     "functional",
     "load_converted",
     "load_published",
+    "losses",
     "recalibrate_",
     "recipes",
     "set_kernels",
