@@ -2,17 +2,24 @@
 
 import pytest
 from image_sets import write_root
+from PIL import Image
 
-from benchmarks import finetuning
+from benchmarks.tutorials import TUTORIALS
+from benchmarks.tutorials.page import Tutorial, checksum
 from whitenorm.lab.data import ROOT_VARIABLE
 from whitenorm.lab.nets import pretrained
 
 
-def test_finetuning_runs(tmp_path, monkeypatch):
+@pytest.fixture
+def _images(tmp_path, monkeypatch):
+    monkeypatch.setenv(ROOT_VARIABLE, str(write_root(tmp_path)))
+
+
+@pytest.mark.usefixtures("_images")
+def test_finetuning_runs():
     pytest.importorskip("timm")
     pytest.importorskip(pretrained.PACKAGE)
-    monkeypatch.setenv(ROOT_VARIABLE, str(write_root(tmp_path)))
-    history = finetuning.ran((32, 40, 1))
+    history = TUTORIALS["finetuning"].ran((32, 40, 1))
     assert {name: len(curve) for name, curve in history.items()} == {
         "GW, not calibrated": 1,
         "BN": 2,
@@ -23,15 +30,34 @@ def test_finetuning_runs(tmp_path, monkeypatch):
     assert history["IterNorm"][0] == history["BW_Σ"][0] == history["BN"][0]
 
 
-def test_finetuning_is_of_its_code():
-    """Else: python -m benchmarks.finetuning, or, where the code did not change, with --tables."""
-    results = finetuning.stored()
-    assert results["code"] == finetuning.digest()
-    assert finetuning.table(results) in finetuning.PAGE.read_text()
-    assert finetuning.PICTURE.is_file()
+@pytest.mark.usefixtures("_images")
+def test_self_supervised_runs():
+    history = TUTORIALS["self-supervised"].ran((250, 1, 2))
+    assert history["tested"] == 50
+    assert [len(curve) for curve in history["accuracy"]] == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_seeing_runs():
+    seen = TUTORIALS["seeing"].ran((1, 1))
+    batch, iternorm = (seen["numbers"][norm][0] for norm in ("BN", "IterNorm"))
+    assert iternorm["condition_after"] < iternorm["condition_before"]
+    assert iternorm["condition_after"] < batch["condition_after"]
+    assert [len(first["correlations"]) for first in seen["first"].values()] == [32, 32]
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_numbers_are_of_the_code(name):
+    """Else: python -m benchmarks.tutorials NAME, or, where the code did not change, with --tables."""
+    tutorial = TUTORIALS[name]
+    results = tutorial.stored()
+    assert results["code"] == tutorial.digest()
+    assert tutorial.text(results) in tutorial.page.read_text(encoding="utf-8")
+    assert f"]({tutorial.picture.name})" in tutorial.text(results)
+    assert Image.open(tutorial.picture).text["Source"] == checksum(results)
 
 
 def test_other_sizes_need_their_line(monkeypatch):
-    monkeypatch.setattr(finetuning, "code", lambda: "history = {}")
-    with pytest.raises(ValueError, match="expected one line of sizes"):
-        finetuning.ran((32, 40, 1))
+    monkeypatch.setattr(Tutorial, "code", lambda self: "history = {}")
+    with pytest.raises(ValueError, match="expected one line of size, images, epochs"):
+        TUTORIALS["finetuning"].ran((32, 40, 1))

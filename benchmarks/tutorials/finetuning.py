@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from benchmarks.tutorials.page import Tutorial
 
@@ -38,17 +38,16 @@ def _percent(curve: list[float], epoch: int) -> str:
     return f"{100 * curve[epoch]:.1f}" if epoch < len(curve) else "–"
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any]) -> Figure:
     """Accuracy by epoch, a line a network."""
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6, 3.6), dpi=110, layout="constrained")
     for name, curve in results["history"].items():
         axes.plot(range(len(curve)), [100 * value for value in curve], label=name, marker=".")
     longest = max(map(len, results["history"].values()))
     axes.set(xlabel="epoch", ylabel="test accuracy (%)", xticks=range(longest))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    return figure
 
 
 TUTORIAL = Tutorial("finetuning", ("size", "images", "epochs"), "history", table, draw)

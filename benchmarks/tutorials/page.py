@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
 from whitenorm.lab import sealed
 from whitenorm.lab.machine import machine
 from whitenorm.lab.marked import write_between
@@ -33,7 +36,7 @@ class Tutorial:
     """The name under which the page's code leaves what it found; JSON can hold it."""
     table: Callable[[dict[str, Any], tuple[int, ...]], str]
     """From results and sizes to the page's text."""
-    draw: Callable[[dict[str, Any], Path], None]
+    draw: Callable[[dict[str, Any]], Figure]
     """From results to the picture."""
 
     @property
@@ -71,10 +74,9 @@ class Tutorial:
 
     def measure(self) -> dict[str, Any]:
         """The whole run, with what it ran on."""
-        start = time.process_time()
+        code, start = self.digest(), time.process_time()
         found = self.ran()
-        seconds = time.process_time() - start
-        return {"code": self.digest(), self.outcome: found, "seconds": seconds, "machine": machine()}
+        return {"code": code, self.outcome: found, "seconds": time.process_time() - start, "machine": machine()}
 
     def store(self, results: dict[str, Any]) -> None:
         self.results.write_text(json.dumps(sealed.packed(results), indent=1) + "\n", encoding="utf-8")
@@ -88,8 +90,10 @@ class Tutorial:
         return self.table(results, self.own_sizes())
 
     def write(self, results: dict[str, Any]) -> None:
-        """Table and picture into the page."""
-        self.draw(results, self.picture)
+        """Table and picture into the page; by the checksum in the picture it is seen to be of other results."""
+        figure = self.draw(results)
+        figure.savefig(self.picture, metadata={"Software": None, "Source": checksum(results)})
+        plt.close(figure)
         write_between(self.page, f"<!-- {self.name} -->", f"<!-- /{self.name} -->", self.text(results))
 
     def _line(self) -> re.Match[str]:
@@ -98,3 +102,8 @@ class Tutorial:
         if len(found) != 1:
             raise ValueError(f"expected one line of {names} in {self.page} (got {len(found)})")
         return found[0]
+
+
+def checksum(results: dict[str, Any]) -> str:
+    """That of the file of the results."""
+    return str(sealed.packed(results)[sealed.KEY])

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from benchmarks.tutorials.page import Tutorial
 
 _ROWS = {
-    "κ before the last norm": ("condition_before", "{:,.0f}"),
-    "κ after it": ("condition_after", "{:,.1f}"),
-    "κ after it, at inference": ("condition_at_inference", "{:,.1f}"),
-    "mean absolute correlation before it": ("correlation_before", "{:.2f}"),
-    "mean absolute correlation after it": ("correlation_after", "{:.3f}"),
+    "κ after the last norm, in the first step": ("condition_at_first", "{:.1f}"),
+    "κ after it, in the first step of the last epoch": ("condition_at_last", "{:.1f}"),
+    "trained: κ before it": ("condition_before", "{:.1f}"),
+    "trained: κ after it": ("condition_after", "{:.1f}"),
+    "trained: κ after it, at inference": ("condition_at_inference", "{:.1f}"),
+    "trained: mean absolute correlation before it": ("correlation_before", "{:.3f}"),
+    "trained: mean absolute correlation after it": ("correlation_after", "{:.3f}"),
     "ms a training step": ("milliseconds", "{:.1f}"),
 }
-
-_FULL = {"BN": "BatchNorm", "IterNorm": "IterNorm"}
-_LINES = (
-    ("BN", "after", "tab:orange", "-"),
-    ("IterNorm", "before", "tab:blue", ":"),
-    ("IterNorm", "after", "tab:blue", "-"),
-)
+_LABELS = {"BN": "after BatchNorm", "IterNorm": "after IterNorm"}
+_COLOURS = {"BN": "tab:orange", "IterNorm": "tab:blue"}
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
@@ -41,10 +39,10 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
         [
             f"![Correlations and spectra after BatchNorm and after IterNorm]({TUTORIAL.picture.name})",
             "",
-            f"Features of the 500 test images around the last norm, after {epochs} epochs; the picture is of the first "
-            f"of {seeds} seeds, the table has the means:",
+            f"The last norm's features, after {epochs} epochs on the test images; the picture is of the first of "
+            f"{seeds} seeds, the table has the means:",
             "",
-            _row("", list(seen)),
+            "| | " + " | ".join(seen) + " |",
             "| --- |" + " ---: |" * len(seen),
             *rows,
             _row("test accuracy in %, each seed", accuracies),
@@ -58,37 +56,37 @@ def _row(name: str, cells: list[str]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any]) -> Figure:
     """Two correlation matrices and the spectra, in one row."""
     first = results["seen"]["first"]
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(9, 3.1), layout="constrained", width_ratios=[1, 1, 1.15]
-    )
-    _matrix(left, "after BatchNorm", first["BN"])
-    image = _matrix(middle, "after IterNorm", first["IterNorm"])
-    bar = figure.colorbar(image, ax=[left, middle], shrink=0.85, ticks=[-1, 0, 1], pad=0.02)
-    bar.set_label("correlation")
-    _spectra(right, first)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    plt.close(figure)
+    figure, axes = plt.subplots(1, 3, figsize=(9, 3.1), dpi=150, layout="constrained", width_ratios=[1, 1, 1.2])
+    images = [_matrix(panel, _LABELS[norm], run) for panel, (norm, run) in zip(axes[:2], first.items(), strict=True)]
+    bar = figure.colorbar(images[-1], ax=axes[:2], shrink=0.9, ticks=[-1, 0, 1], pad=0.02)
+    bar.set_label("correlation", labelpad=-6)
+    for norm, run in first.items():
+        _spectrum(axes[2], norm, run["spectrum"], results["seen"]["numbers"][norm][0]["condition_after"])
+    axes[2].axhline(1, color="grey", linewidth=1, linestyle=":")
+    axes[2].text(32, 1.06, "white", color="grey", fontsize=9, ha="right", va="bottom")
+    axes[2].set_title("Eigenvalues over their mean", fontsize=11)
+    axes[2].set(xlabel="direction, from the largest", ylim=(0.02, 12))
+    axes[2].grid(alpha=0.3)
+    axes[2].legend(fontsize=9, loc="lower left")
+    return figure
 
 
-def _matrix(axes: Axes, title: str, run: dict[str, Any]) -> Any:
+def _matrix(axes: Axes, label: str, run: dict[str, Any]) -> AxesImage:
     size = len(run["correlations"])
-    axes.set(xticks=[0, size - 1], xticklabels=[1, size], yticks=[0, size - 1], yticklabels=[1, size], xlabel="channel")
-    axes.set_title(f"Features {title}", fontsize=11)
+    axes.set(xticks=[0, size - 1], xticklabels=["1", str(size)], yticks=[0, size - 1], yticklabels=["1", str(size)])
+    axes.set(xlabel="channel", ylabel="channel")
+    axes.xaxis.labelpad = axes.yaxis.labelpad = -8
+    axes.set_title(f"Features {label}", fontsize=11)
     return axes.imshow(run["correlations"], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
 
 
-def _spectra(axes: Axes, first: dict[str, Any]) -> None:
-    for norm, when, colour, style in _LINES:
-        values = first[norm][when]
-        label = f"{when} {_FULL[norm]}"
-        axes.semilogy(range(1, len(values) + 1), values, style, color=colour, label=label)
-    axes.set_title("Eigenvalues of the covariance", fontsize=11)
-    axes.set(xlabel="direction, from the largest")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="lower left")
+def _spectrum(axes: Axes, norm: str, values: list[float], condition: float) -> None:
+    scaled = [value / mean(values) for value in values]
+    label = f"{_LABELS[norm]}, κ = {condition:.0f}"
+    axes.semilogy(range(1, len(values) + 1), scaled, color=_COLOURS[norm], linewidth=2, label=label)
 
 
 TUTORIAL = Tutorial("seeing", ("epochs", "seeds"), "seen", table, draw)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from benchmarks.tutorials.page import Tutorial
 
@@ -38,10 +38,10 @@ def _row(name: str, values: list[float]) -> str:
     return f"| {name} | " + " | ".join(f"{100 * value:.1f}" for value in (*values, mean(values))) + " |"
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any]) -> Figure:
     """A line a seed, and where they began."""
     curves = results["history"]["accuracy"]
-    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6, 3.4), dpi=110, layout="constrained")
     for seed, curve in enumerate(curves):
         axes.plot(range(len(curve)), [100 * value for value in curve], marker=".", label=f"W-MSE, seed {seed}")
     start = 100 * mean(curve[0] for curve in curves)
@@ -49,8 +49,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.set(xlabel="epoch", ylabel="5-NN accuracy (%)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
+    return figure
 
 
 TUTORIAL = Tutorial("self-supervised", ("images", "epochs", "seeds"), "history", table, draw)
