@@ -23,6 +23,7 @@ def test_finetuning_runs():
     assert {name: len(curve) for name, curve in history.items()} == {
         "GW, not calibrated": 1,
         "BN": 2,
+        "IterNorm, first norm": 2,
         "IterNorm": 2,
         "BW_Σ": 2,
         "GW": 2,
