@@ -1,17 +1,15 @@
 """Where the papers put whitening, by name, and what that would change in a model.
 
-======================  ===============================================================================================
-``"l1"``                the first norm (DBN, IterNorm)
-``"full"``              every norm
-``"s1"``                the first norm (GW)
-``"s1-b1"``             the first norm, and the first of every residual block; ``"s1-b2"`` and ``"s1-b3"`` likewise
-``"s1-b12"``            the first norm, and the first and second of every block
-``"sw-cifar"``          norms 1, 4, 8, 12, …, one a convolution, shortcuts not counted (SW on CIFAR)
-``"sw-7"``              norms 1, 6, 12, …, 36 (SW, ResNet-50 on ImageNet)
-``"sw-14"``             norms 1, 3, 6, …, 39 (SW, ResNet-50 in segmentation)
-``"…+df"``              any of these, and one more norm, of the pooled features before the classifier: ``"l1+df"`` is
-                        IterNorm's, ``"s1-b2+df"`` GW's (table A1)
-======================  ===============================================================================================
+- ``"l1"``: the first norm (DBN, IterNorm)
+- ``"full"``: every norm
+- ``"s1"``: the first norm (GW)
+- ``"s1-b1"``: the first norm, and the first of every residual block; ``"s1-b2"`` and ``"s1-b3"`` likewise
+- ``"s1-b12"``: the first norm, and the first and second of every block
+- ``"sw-cifar"``: norms 1, 4, 8, 12, …, one a convolution, shortcuts not counted (SW on CIFAR)
+- ``"sw-7"``: norms 1, 6, 12, …, 36 (SW, ResNet-50 on ImageNet)
+- ``"sw-14"``: norms 1, 3, 6, …, 39 (SW, ResNet-50 in segmentation)
+- ``"…+df"``: any of these, and one more norm, of the pooled features before the classifier: ``"l1+df"`` is IterNorm's,
+  ``"s1-b2+df"`` GW's (table A1)
 
 What ``"+df"`` adds ("decorrelated features") is one rule for all names: the norm that a BatchNorm1d of the features
 would become, with γ and β and the options of the call, as in the papers' code; with ``"bn"`` a BatchNorm, the papers'

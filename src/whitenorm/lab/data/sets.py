@@ -16,6 +16,7 @@ from whitenorm.lab.data import files, mat
 from whitenorm.lab.digits import Split
 
 ROOT_VARIABLE = "WHITENORM_DATA"
+"""The environment variable that names the data root."""
 
 
 @dataclass(frozen=True)
@@ -194,3 +195,4 @@ SETS: dict[str, Source] = {
         "pie_32x32.npz with X (11554, 32, 32) of bytes and y.",
     ),
 }
+"""The sets that :func:`load` reads, by name: where each lies under the data root, and where it comes from."""

@@ -15,6 +15,7 @@ from whitenorm.models.norms import find_norms
 from whitenorm.models.recipes import Where
 
 NAMES = ("bn", "gn", "ln", "in", "none", *WHITENING)
+"""The norms that :func:`place_` knows by name."""
 
 
 def place_(model: nn.Module, norm: LayerLike, where: Where = "all", **options: Any) -> nn.Module:

@@ -1,7 +1,10 @@
 """The results of all experiments as a folder of HTML pages that needs nothing else."""
 
-from whitenorm.lab.reproduce.site.files import STYLES, write_site
-from whitenorm.lab.reproduce.site.paper import PaperParts, Section, paper_parts
-from whitenorm.lab.reproduce.site.pieces import data_file, figure_file, page_file
-
-__all__ = ["STYLES", "PaperParts", "Section", "data_file", "figure_file", "page_file", "paper_parts", "write_site"]
+from whitenorm.lab.reproduce.site.files import STYLES as STYLES
+from whitenorm.lab.reproduce.site.files import write_site as write_site
+from whitenorm.lab.reproduce.site.paper import PaperParts as PaperParts
+from whitenorm.lab.reproduce.site.paper import Section as Section
+from whitenorm.lab.reproduce.site.paper import paper_parts as paper_parts
+from whitenorm.lab.reproduce.site.pieces import data_file as data_file
+from whitenorm.lab.reproduce.site.pieces import figure_file as figure_file
+from whitenorm.lab.reproduce.site.pieces import page_file as page_file

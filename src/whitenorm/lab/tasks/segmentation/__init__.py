@@ -1,5 +1,3 @@
 """Semantic segmentation: a class for every pixel, with any norm and recipe in the net."""
 
-from whitenorm.lab.tasks.segmentation.config import COMMANDS
-
-__all__ = ["COMMANDS"]
+from whitenorm.lab.tasks.segmentation.config import COMMANDS as COMMANDS
