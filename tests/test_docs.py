@@ -1,5 +1,6 @@
-"""The code in README and guides runs as it stands."""
+"""The code in README and in the pages runs as it stands, and what pages say of stored results is what these say."""
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -7,16 +8,53 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# The tutorials' code runs in tests of its own, at other sizes.
+PAGES = [ROOT / "README.md", *sorted(path for path in DOCS.glob("**/*.md") if path.parent.name != "tutorials")]
+FENCE = "```"
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/guide.md"])
+def blocks(path):
+    return re.findall(rf"^{FENCE}python\n(.*?)^{FENCE}", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=name)
 def test_code_runs(path):
     pytest.importorskip("torchvision")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
-    assert blocks
     names = {}
     with warnings.catch_warnings():
         # torch.export's own, of its tracing.
         warnings.simplefilter("ignore")
-        for block in blocks:
+        for block in blocks(path):
             exec(block, names)
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if "<!-- found: " in path.read_text("utf-8")], ids=name)
+def test_what_was_found_is_what_was(path):
+    """Where it fails: whitenorm report --guides with the pages that have such marks."""
+    found = pytest.importorskip("whitenorm.lab.reproduce.found")
+    outcomes = pytest.importorskip("whitenorm.lab.reproduce.outcomes").gather(ROOT / "results", "default")
+    assert found.with_found(path, outcomes) == path.read_text(encoding="utf-8")
+
+
+def test_what_transformers_says_of_translation():
+    """By words, as the numbers are on the page of claims."""
+    runs = json.loads((ROOT / "results/gw-nmt/default.json").read_text(encoding="utf-8"))["runs"]
+    plain, whitened = ([run["values"] for run in runs if run["settings"]["variant"] == name] for name in ("LN", "GW"))
+    assert len(plain) == len(whitened) == 3
+    for a, b in zip(plain, whitened, strict=True):
+        assert all(x > y for x, y in zip(a["test_bleu"], b["test_bleu"], strict=True))
+        assert all(x < y for x, y in zip(a["test_loss"], b["test_loss"], strict=True))
+        assert a["tokens_per_second"] > b["tokens_per_second"]
+
+
+def test_what_inspecting_says_of_the_monitor():
+    stored = json.loads((ROOT / "benchmarks/results/monitoring.json").read_text(encoding="utf-8"))
+    most = max(case["overhead"] for case in stored["cases"].values())
+    assert f"runs of {stored['seconds']:.0f}\n  seconds took [at most {most:.1%}".replace("%", " %") in (
+        DOCS / "inspecting.md"
+    ).read_text(encoding="utf-8")

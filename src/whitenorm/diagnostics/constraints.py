@@ -26,14 +26,12 @@ def constraint_number(
 ) -> int:
     r"""The number of independent equations that a normalized output satisfies (GW, table 1).
 
-    ======  ===================================  ====================================
-    method  over a batch of m                    over N data in batches of m
-    ======  ===================================  ====================================
-    BN      :math:`2d`                           :math:`2dN/m`
-    BW      :math:`d(d+3)/2`                     :math:`d(d+3)N/2m`
-    GN      :math:`2gm`                          :math:`2gN`
-    GW      :math:`mg(g+3)/2`                    :math:`Ng(g+3)/2`
-    ======  ===================================  ====================================
+    | method | over a batch of m   | over N data in batches of m |
+    | ------ | ------------------- | --------------------------- |
+    | BN     | :math:`2d`          | :math:`2dN/m`               |
+    | BW     | :math:`d(d+3)/2`    | :math:`d(d+3)N/2m`          |
+    | GN     | :math:`2gm`         | :math:`2gN`                 |
+    | GW     | :math:`mg(g+3)/2`   | :math:`Ng(g+3)/2`           |
 
     An output of m·d values cannot satisfy more equations than it has values; see :func:`feasible_range`.
 

@@ -1,14 +1,12 @@
 """Checkpoints of the papers' own code: other names and shapes for the same tensors.
 
-================================================  =============================================
-in the checkpoint                                 here
-================================================  =============================================
-``weight``, ``bias`` of shape ``(1, C, 1, 1)``    ``weight``, ``bias`` of shape ``(C,)``
-``running_mean`` of shape ``(G, K, 1)``           ``running_mean`` of shape ``(C,)``
-``running_wm`` (IterNorm)                         ``running_whitening``
-``iterNorm_Groups.0.running_mean``, ``…wm``, …    ``running_mean``, ``running_whitening``, all groups in one
-``sw_mean_weight``, ``sw_var_weight`` (SW)        ``mean_logits``, ``cov_logits``
-================================================  =============================================
+| in the checkpoint                              | here                                                   |
+| ---------------------------------------------- | ------------------------------------------------------ |
+| ``weight``, ``bias`` of shape ``(1, C, 1, 1)`` | ``weight``, ``bias`` of shape ``(C,)``                 |
+| ``running_mean`` of shape ``(G, K, 1)``        | ``running_mean`` of shape ``(C,)``                     |
+| ``running_wm`` (IterNorm)                      | ``running_whitening``                                  |
+| ``iterNorm_Groups.0.running_mean``, ``…wm``, … | ``running_mean``, ``running_whitening``, all in one    |
+| ``sw_mean_weight``, ``sw_var_weight`` (SW)     | ``mean_logits``, ``cov_logits``                        |
 """
 
 from __future__ import annotations
