@@ -1,8 +1,10 @@
 """A page in headless Chromium, without a network: what a reader would see of it."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,7 @@ class Seen:
     unnamed_plots: int
     errors: list[str]
     requests: list[str]
+    answer: Any = None
 
     def check(self) -> None:
         """What holds for every page."""
@@ -81,8 +84,18 @@ class Seen:
         assert all(width > 20 and height > 20 for width, height in self.plots)
 
 
-def look(path: Path, width: int, dark: bool = False, screenshot: Path | None = None, unfold: bool = True) -> Seen:
-    """Open a file at a width; skips where there is no Chromium or playwright."""
+def look(
+    path: Path,
+    width: int,
+    dark: bool = False,
+    screenshot: Path | None = None,
+    unfold: bool = True,
+    act: Callable[[Any], Any] | None = None,
+) -> Seen:
+    """Open a file at a width; skips where there is no Chromium or playwright.
+
+    What ``act`` does with the page of playwright comes last, and what it returns is the answer.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -106,6 +119,7 @@ def look(path: Path, width: int, dark: bool = False, screenshot: Path | None = N
         facts = page.evaluate(_FACTS)
         if screenshot is not None:
             page.screenshot(path=screenshot, full_page=True)
+        answer = None if act is None else act(page)
         browser.close()
     return Seen(
         width=width,
@@ -118,4 +132,5 @@ def look(path: Path, width: int, dark: bool = False, screenshot: Path | None = N
         unnamed_plots=facts["unnamed"],
         errors=errors,
         requests=requests,
+        answer=answer,
     )

@@ -1,4 +1,4 @@
-"""Tables of a dataclass's fields, in the places that pages name by ``<!-- fields: PATH -->`` or ``<!-- options: PATH -->``."""
+"""Tables of a dataclass's fields, where pages have the marks ``<!-- fields: PATH -->`` or ``<!-- options: PATH -->``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def as_table(found: griffe.Object | griffe.Alias, as_options: bool) -> str:
 
 
 def _is_field(field: griffe.Object | griffe.Alias) -> bool:
-    return field.is_attribute and bool(field.docstring) and "ClassVar" not in str(field.annotation)
+    # A class variable is an attribute of the class alone.
+    return field.is_attribute and bool(field.docstring) and "instance-attribute" in field.labels
 
 
 def _row(field: griffe.Object | griffe.Alias, as_options: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ _INCLUDED = {uri: path for path, uri in PAGES.items() if path != "README.md"}
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Every page says in its footer which version it is of."""
-    config.copyright = f"whitenorm {_package()['_version.__version__'].value.strip(chr(34))}, MIT licence"
+    version = ast.literal_eval(str(_package()["_version.__version__"].value))
+    config.copyright = f"whitenorm {version}, MIT licence"
     return config
 
 

@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 """Activations by name, each a function from the number of channels to a module."""
 NETS = ("mlp-100-100", "vgg-a", "vgg-16conv", "s-plain-20", "cnn-4", "resnet20", "bottleneck-29", "wrn-28-10")
-"""A name of each kind of net that :func:`build` knows, besides torchvision's and timm's; the numbers in it may differ."""
+"""One name of each kind that :func:`build` knows besides torchvision's and timm's; other numbers are other nets."""
 _TIMM = "timm:"
 
 
