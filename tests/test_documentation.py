@@ -148,7 +148,7 @@ def test_docstrings_as_markdown():
     assert docstrings.as_markdown(text, {"sqrt": "whitenorm.solvers.sqrt"}.get) == (
         "See [DBN](https://arxiv.org/abs/1) and [`sqrt`][whitenorm.solvers.sqrt], not `other`.\n\n\\[a = b\\]\n\n"
         "Args:\n    weight: γ and\n        β.\n    bias: γ and\n        β.\n\n**Shape:** ``(N, C)`` or not.\n\n"
-        "Examples:\n\n    >>> 1\n    1"
+        "Examples:\n    >>> 1\n    1"
     )
 
 

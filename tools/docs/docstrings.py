@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
 _REFERENCE = re.compile(r":(?:func|class|meth|mod|data):`([\w.]+)`")
 # What griffe has no section for, and would put into a box of its own.
 _SHAPE = re.compile(r"^Shape:\n((?: +.*\n|\n)+)", re.MULTILINE)
-_EXAMPLE = re.compile(r"^( *)Examples?::$", re.MULTILINE)
+_EXAMPLE = re.compile(r"^( *)Examples?::\n+", re.MULTILINE)
 # Several arguments with one text, which goes on in lines that are indented further.
 _TOGETHER = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+):( .*(?:\n\1 +\S.*)*)", re.MULTILINE)
 
@@ -46,7 +46,7 @@ def as_markdown(text: str, place: Callable[[str], str | None]) -> str:
     text = _BLOCK.sub(lambda match: rf"{match[1]}\[{' '.join(match[2].split())}\]", text)
     text = _REFERENCE.sub(reference, text)
     text = _SHAPE.sub(lambda match: f"**Shape:** {' '.join(match[1].split())}\n\n", text)
-    text = _EXAMPLE.sub(r"\1Examples:", text)
+    text = _EXAMPLE.sub(r"\1Examples:\n", text)
     return _TOGETHER.sub(_one_by_one, text)
 
 

@@ -1,4 +1,4 @@
-"""Tables of a dataclass's fields, where pages have the marks ``<!-- fields: PATH -->`` or ``<!-- options: PATH -->``."""
+"""Tables of a dataclass's fields, at the marks ``<!-- fields: PATH -->`` or ``<!-- options: PATH -->``."""
 
 from __future__ import annotations
 
