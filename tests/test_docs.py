@@ -50,11 +50,3 @@ def test_what_transformers_says_of_translation():
         assert all(x > y for x, y in zip(a["test_bleu"], b["test_bleu"], strict=True))
         assert all(x < y for x, y in zip(a["test_loss"], b["test_loss"], strict=True))
         assert a["tokens_per_second"] > b["tokens_per_second"]
-
-
-def test_what_inspecting_says_of_the_monitor():
-    stored = json.loads((ROOT / "benchmarks/results/monitoring.json").read_text(encoding="utf-8"))
-    most = max(case["overhead"] for case in stored["cases"].values())
-    assert f"runs of {stored['seconds']:.0f}\n  seconds took [at most {most:.1%}".replace("%", " %") in (
-        DOCS / "inspecting.md"
-    ).read_text(encoding="utf-8")

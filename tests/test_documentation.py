@@ -184,6 +184,8 @@ def test_formulas_are_mathml():
 def test_a_broken_link_fails_the_build(tmp_path):
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("nav:")[0]
     config = re.sub(r"^watch:.*$", "", config, flags=re.MULTILINE).replace("[src]", f"[{ROOT / 'src'}]")
+    # Pages of results, of which there are none here.
+    config = config.replace("tools/docs/claims.py, ", "")
     (tmp_path / "mkdocs.yml").write_text(config.replace("tools/docs", str(ROOT / "tools" / "docs")))
     docs = tmp_path / "docs"
     (docs / "assets").mkdir(parents=True)
