@@ -8,9 +8,12 @@ import math
 import matplotlib.image
 import matplotlib.pyplot as plt
 import pytest
+import torch
+from PIL import Image
 from rich.console import Console
 
 from whitenorm.cli import main
+from whitenorm.lab.reproduce import plots
 from whitenorm.lab.reproduce.evidence import every, exactly, lower
 from whitenorm.lab.reproduce.experiment import Claim, Experiment
 from whitenorm.lab.reproduce.progress import shown
@@ -210,3 +213,13 @@ def test_damaged_results_are_seen(tmp_path):
         store.results.write_bytes(content.replace(old, new))
         with pytest.raises(OSError, match="to be results of whitenorm reproduce"):
             store.read()
+
+
+@pytest.mark.parametrize(("photograph", "mode"), [(False, "RGBA"), (True, "P")])
+def test_large_pictures_are_saved_in_fewer_colours(tmp_path, photograph, mode):
+    figure, axes = plt.subplots(figsize=(4, 4))
+    axes.imshow(torch.rand(600, 600, 3) if photograph else torch.eye(8))
+    plots.save(figure, tmp_path / "picture.png")
+    plt.close(figure)
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert (picture.size, picture.mode) == ((640, 640), mode)

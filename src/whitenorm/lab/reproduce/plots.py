@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -10,8 +12,12 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 matplotlib.use("Agg")
+
+_LARGE = 1 << 20
+"""Bytes of a picture from which on colours are saved in: photographs take four times as many as they need."""
 
 
 def spread_line(axes: Axes, x: Sequence[float], curves: Sequence[Sequence[float]], label: str, **style: Any) -> None:
@@ -52,3 +58,13 @@ def one_legend(figure: Figure, panels: Iterable[Axes], columns: int = 8) -> None
             named.setdefault(label, handle)
     columns = min(columns, len(named))
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As a PNG, of 256 colours where it would be large: results are kept beside the code."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    if buffer.tell() <= _LARGE:
+        path.write_bytes(buffer.getvalue())
+    else:
+        Image.open(buffer).convert("RGB").quantize(256).save(path, optimize=True)

@@ -14,6 +14,7 @@ import torch
 
 from whitenorm.lab.machine import machine
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment
+from whitenorm.lab.reproduce.plots import save
 from whitenorm.lab.reproduce.results import Results, Run, Store
 from whitenorm.lab.reproduce.rules import FIRST, SECOND
 from whitenorm.lab.reproduce.verdicts import Judgement, judge
@@ -83,7 +84,7 @@ def _judge_and_draw(
     }
     # The picture first: were it to fail, the runs are still there to go on from.
     figure = experiment.draw(runs)
-    figure.savefig(store.picture, dpi=160, metadata={"Software": None})
+    save(figure, store.picture)
     plt.close(figure)
     store.write(content, runs)
     return {**content, "runs": runs}

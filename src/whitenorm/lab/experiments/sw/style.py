@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from torch import Tensor
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
@@ -202,6 +202,8 @@ def _draw_losses(axes: Axes, found: Results) -> None:
     for name in _NORMS:
         curves = found.values("test_loss", variant=name)
         spread_line(axes, range(1, len(curves[0]) + 1), curves, name)
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch", fontsize=8)
     axes.set_title("test loss", fontsize=9)
