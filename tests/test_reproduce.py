@@ -217,9 +217,9 @@ def test_damaged_results_are_seen(tmp_path):
 
 @pytest.mark.parametrize(("photograph", "mode"), [(False, "RGBA"), (True, "P")])
 def test_large_pictures_are_saved_in_fewer_colours(tmp_path, photograph, mode):
-    figure, axes = plt.subplots(figsize=(4, 4))
+    figure, axes = plt.subplots(figsize=(6, 6))
     axes.imshow(torch.rand(600, 600, 3) if photograph else torch.eye(8))
     plots.save(figure, tmp_path / "picture.png")
     plt.close(figure)
     with Image.open(tmp_path / "picture.png") as picture:
-        assert (picture.size, picture.mode) == ((640, 640), mode)
+        assert (picture.size, picture.mode) == ((960, 960), mode)
