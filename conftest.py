@@ -1,7 +1,8 @@
 """Names that the examples in docstrings may use, and which tests are left without the lab."""
 
+import ast
+import functools
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,28 @@ import torch
 import whitenorm
 
 HERE = Path(__file__).parent
-NEEDS_LAB = re.compile(r"^\s*(from|import) (whitenorm\.(lab|cli)|benchmarks|image_sets|browser|PIL)\b", re.MULTILINE)
+TESTS = HERE / "tests"
+
+
+@functools.cache
+def needs_lab(path):
+    """Whether a file imports, itself or by a helper beside it, the lab or a package that is not installed."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith(("whitenorm.lab", "whitenorm.cli", "benchmarks")):
+                return True
+            first = name.split(".")[0]
+            helper = TESTS / f"{first}.py"
+            if needs_lab(helper) if helper.exists() else importlib.util.find_spec(first) is None:
+                return True
+    return False
+
 
 collect_ignore = []
 if importlib.util.find_spec("triton") is None:
@@ -19,7 +41,7 @@ if importlib.util.find_spec("triton") is None:
 # As in `make test-torch`: the library's own tests.
 if importlib.util.find_spec("lightning") is None:
     collect_ignore += ["src/whitenorm/lab", "src/whitenorm/cli.py", "src/whitenorm/__main__.py"]
-    collect_ignore += [str(path) for path in (HERE / "tests").glob("*.py") if NEEDS_LAB.search(path.read_text())]
+    collect_ignore += [str(path) for path in TESTS.rglob("*.py") if needs_lab(path)]
 
 
 def pytest_collection_modifyitems(items):

@@ -34,6 +34,26 @@ assert not any(name.startswith("whitenorm.lab") for name in sys.modules)
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+def test_the_library_is_tested_without_the_lab():
+    """As ``make test-torch`` does it: without the lab's packages, what needs them is not collected."""
+    code = """
+import importlib.machinery, sys
+import pytest
+LAB = {"lightning", "matplotlib", "pandas", "PIL", "playwright", "pycocotools", "rich", "sacrebleu", "scipy",
+       "sentencepiece", "timm", "torchmetrics", "torchvision", "transformers", "tyro"}
+class Absent(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in LAB else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Absent
+sys.exit(pytest.main(["--collect-only", "--quiet", "--no-header", "-p", "no:cacheprovider"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "tests/test_solvers.py" in done.stdout
+    assert "tests/test_training.py" not in done.stdout
+
+
 # From the lowest on; a room imports from those before it. Two on one line do not import each other.
 ROOMS = [
     ["_version", "runtime"],
