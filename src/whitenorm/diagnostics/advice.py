@@ -13,6 +13,7 @@ from whitenorm.diagnostics.disturbance import stochastic_disturbance
 from whitenorm.diagnostics.reports import LayerReport
 from whitenorm.layers import BatchWhitening, GroupWhitening, LayerWhitening
 from whitenorm.layers.base import PopulationWhitening
+from whitenorm.solvers import inverse_sqrt
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 
@@ -78,10 +79,11 @@ def drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float | None:
         return None
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
     groups = len(batch_mean) // size
-    matrix = _population_matrix(layer, size)[:groups]
-    shift = (matrix @ (batch_mean - mean.double()[: len(batch_mean)]).view(groups, size, 1)).squeeze(-1)
     cov = cov.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-    spread = matrix @ cov @ matrix.mT - torch.eye(size, dtype=torch.float64, device=cov.device)
+    matrix, own = _population_matrix(layer)[:groups], _batch_matrix(layer, cov)
+    shift = (matrix @ (batch_mean - mean.double()[: len(batch_mean)]).view(groups, size, 1)).squeeze(-1)
+    # Of what the layer makes of this batch by its own statistics: five steps of Newton do not whiten it wholly either.
+    spread = matrix @ cov @ matrix.mT - own @ cov @ own.mT
     return math.sqrt(((shift.square().sum() + spread.square().sum()) / len(batch_mean)).item())
 
 
@@ -91,16 +93,27 @@ def _never_updated(layer: nn.Module) -> bool:
     return batches is not None and int(batches) == 0 and mean is not None and not bool(mean.any())
 
 
-def _population_matrix(layer: nn.Module, size: int) -> Tensor:
-    """The whitening matrix of the population, ``(G, K, K)``, by exact inverse roots."""
+def _population_matrix(layer: nn.Module) -> Tensor:
+    """The matrix of the population, ``(G, K, K)``: the layer's own, or by exact inverse roots."""
     buffers = {name: buffer.double() for name, buffer in layer.named_buffers() if name != "num_batches_tracked"}
     if "running_whitening" in buffers:
         return buffers["running_whitening"]
-    eps = float(layer.eps)  # type: ignore[arg-type]
     if "running_var" in buffers:
-        return (buffers["running_var"] + eps).rsqrt().view(-1, 1, 1)
-    cov = buffers["running_cov"]
+        return _exact(layer, buffers["running_var"].view(-1, 1, 1))
+    return _exact(layer, buffers["running_cov"])
+
+
+def _batch_matrix(layer: nn.Module, cov: Tensor) -> Tensor:
+    """What covariances of a batch would become in the same way, ``(G, K, K)``."""
+    if not (isinstance(layer, PopulationWhitening) and "running_whitening" in layer._buffers):
+        return _exact(layer, cov)
+    if not cov.isfinite().all():
+        return torch.full_like(cov, math.nan)
+    return inverse_sqrt(cov + layer.eps * torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), layer.solver)
+
+
+def _exact(layer: nn.Module, cov: Tensor) -> Tensor:
     if not cov.isfinite().all():
         return torch.full_like(cov, math.nan)
     values, vectors = torch.linalg.eigh(cov)
-    return vectors @ ((values.clamp_min(0) + eps).rsqrt().unsqueeze(-1) * vectors.mT)
+    return vectors @ ((values.clamp_min(0) + float(layer.eps)).rsqrt().unsqueeze(-1) * vectors.mT)  # type: ignore[arg-type]
