@@ -92,7 +92,7 @@ def test_frame(runs, monkeypatch):
     assert frame["condition_before"][1] == runs["BatchNorm"][1].condition_before
     assert list(Inspection().to_frame().columns) == list(frame.columns) == list(runs["BatchNorm"].to_dicts()[0])
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs pandas.*pip install '.\[lab\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs pandas.*pip install 'whitenorm\[inspect\]'"):
         runs["BatchNorm"].to_frame()
 
 

@@ -189,6 +189,15 @@ def test_evaluate_nothing(tmp_path, capsys):
     assert "expected a folder of whitenorm train" in capsys.readouterr().err
 
 
+@pytest.fixture
+def _keyboard():
+    """Interrupts arrive, also where a shell had this process ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_keyboard")
 def test_interrupted_from_the_keyboard(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
