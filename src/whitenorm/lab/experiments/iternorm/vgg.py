@@ -76,6 +76,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 6",
     title="VGG on CIFAR-10: batch size and learning rate",
-    cost="1.6 h of one core",
+    cost="3 h of one core",
     data=("cifar10",),
 )
