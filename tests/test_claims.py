@@ -27,7 +27,8 @@ def test_readme_and_page(tmp_path):
     store_results(tmp_path / "results", "dbn-axis-swap", ["held", "not held", "not decided", "held"], (6, 4))
     store_results(tmp_path / "results", "gw-constraints", ["not held"], (9, 3.6))
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "claims.md"
-    readme.write_text(f"before\n{claims.TALLY_START}\nstale\n{claims.TALLY_END}\nafter\n")
+    advice = "before\n<!-- found: gw-constraints -->stale<!-- /found -->\n"
+    readme.write_text(f"{advice}{claims.TALLY_START}\nstale\n{claims.TALLY_END}\nafter\n")
     page.parent.mkdir()
     page.write_text(f"before\n{claims.START}\nstale\n{claims.END}\nafter\n")
     arguments = ["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "site")]
@@ -40,6 +41,7 @@ def test_readme_and_page(tmp_path):
         assert text.startswith("before\n")
         assert text.endswith("\nafter\n")
         assert "stale" not in text
+    assert "-->[`gw-constraints`](results/gw-constraints) 1 not held<!--" in once[0]
     lines = [line for line in once[0].splitlines() if line.startswith("- ")]
     assert len(lines) == 3
     assert " 2 held, 2 not held, 1 not decided, " in lines[0]

@@ -29,7 +29,8 @@ class Report:
     scale: Literal["smoke", "default", "paper"] = "default"
     """Which runs."""
     readme: Path | None = None
-    """Also write how many claims held, in three lines, between the marks of this Markdown file."""
+    """Also write how many claims held, in three lines, between the marks of this Markdown file, and what was found at
+    marks as those of guides."""
     page: Path | None = None
     """Also write the table of claims, and what did not hold, between the marks of this one."""
     guides: tuple[Path, ...] = ()
@@ -44,6 +45,7 @@ def run(options: Report) -> None:
     # All files before the first word: who reads only that, as head does, ends the command there.
     if options.readme is not None:
         write_between(options.readme, claims.TALLY_START, claims.TALLY_END, claims.lines(outcomes))
+        write_found(options.readme, outcomes)
     if options.page is not None:
         text = claims.markdown(outcomes, options.scale, options.page.parent)
         write_between(options.page, claims.START, claims.END, text)
