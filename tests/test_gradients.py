@@ -8,6 +8,10 @@ from cases import CHANNEL_LAYERS, SOLVERS, TOKEN_LAYERS, assert_close, channel_l
 import whitenorm
 from whitenorm.solvers import Newton
 
+# Jacobians along random directions, a tenth of the time of all their entries. What is wrong in a part of an entry is less
+# in a sum of them: with tolerances a thousandth of gradcheck's own, a derivative 0.3 % off is seen as often as by entries.
+PROJECTED = {"fast_mode": True, "rtol": 1e-6, "atol": 1e-8}
+
 
 def as_function(layer):
     """The layer as a function of its input and parameters, for gradcheck."""
@@ -27,7 +31,7 @@ def test_gradcheck(name, solver, training):
     layer = randomise(channel_layers(6, solver, eps=1e-3, dtype=torch.float64)[name]).train(training)
     function, parameters = as_function(layer)
     x = torch.randn(3, 6, 2, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, (x, *parameters))
+    assert torch.autograd.gradcheck(function, (x, *parameters), **PROJECTED)
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
@@ -36,7 +40,7 @@ def test_gradcheck_of_tokens(name, solver):
     torch.manual_seed(0)
     function, parameters = as_function(randomise(token_layers(8, solver, eps=1e-3, dtype=torch.float64)[name]))
     x = torch.randn(2, 2, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, (x, *parameters))
+    assert torch.autograd.gradcheck(function, (x, *parameters), **PROJECTED)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -47,7 +51,7 @@ def test_double_backward(name, solver, training):
     layer = randomise(channel_layers(6, solver, eps=1e-2, dtype=torch.float64)[name]).train(training)
     function, parameters = as_function(layer)
     x = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(function, (x, *parameters))
+    assert torch.autograd.gradgradcheck(function, (x, *parameters), **PROJECTED)
 
 
 def test_a_users_function_as_solver():
@@ -55,7 +59,7 @@ def test_a_users_function_as_solver():
     builtin = whitenorm.BatchWhitening(4, solver="cholesky", dtype=torch.float64)
     x = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     function, parameters = as_function(layer)
-    assert torch.autograd.gradcheck(function, (x, *parameters))
+    assert torch.autograd.gradcheck(function, (x, *parameters), **PROJECTED)
     assert_close(layer(x), builtin(x), torch.float64)
 
 
@@ -67,7 +71,7 @@ def test_a_users_solver_that_reads_one_triangle():
 
     function, parameters = as_function(whitenorm.BatchWhitening(4, solver=solver, dtype=torch.float64))
     x = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, (x, *parameters))
+    assert torch.autograd.gradcheck(function, (x, *parameters), **PROJECTED)
 
 
 def whitened(x, solver, **options):
