@@ -30,8 +30,12 @@ def both(layer, x):
     return [y.detach(), x.grad, *grads]
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", ["bw-grouped", "bw-sigma", "sw", "sw-tied", "sw5", "iw-plain", "gw", "lw"])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    # A sample's own statistics are the same in both modes.
+    [(name, True) for name in ("bw-grouped", "bw-sigma", "sw5", "iw-plain", "gw", "lw")]
+    + [(name, False) for name in ("bw-grouped", "bw-sigma", "sw5")],
+)
 def test_compiles_whole_with_any_batch_size(name, training):
     torch._dynamo.reset()
     layer, shape = make(name)
@@ -47,7 +51,7 @@ def test_compiles_whole_with_any_batch_size(name, training):
 @pytest.mark.filterwarnings("ignore")
 def test_a_whole_network_trains_compiled():
     torch._dynamo.reset()
-    model = whitenorm.convert_(ResNet(widths=(8,)), "iternorm")
+    model = whitenorm.convert_(ResNet(widths=(8,)), "iternorm", steps=2)
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True)
     x = torch.randn(8, 3, 8, 8)
@@ -65,7 +69,7 @@ def test_a_whole_network_trains_compiled():
 def test_onnx(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    model = whitened(ResNet(), name)
+    model = whitened(ResNet(widths=(8,)), name)
     if name != "bw-sigma":  # ONNX has no eigendecomposition; folding does away with it.
         check_onnx(model, tmp_path, runtime)
     if name in ("iternorm", "dbn", "bw-sigma"):
