@@ -44,9 +44,9 @@ def finish(axes: Axes) -> None:
 
 
 def line_styles(axes: Axes, styles: Mapping[str, str]) -> None:
-    """Entries of a legend that say what solid and dashed lines of any colour are."""
+    """Entries of a legend that say what solid and dashed lines of any colour are, in one that no curve has."""
     for name, style in styles.items():
-        axes.plot([], [], color="grey", linestyle=style, label=name)
+        axes.plot([], [], color="black", linestyle=style, label=name)
 
 
 def one_legend(figure: Figure, panels: Iterable[Axes], columns: int = 8) -> None:
