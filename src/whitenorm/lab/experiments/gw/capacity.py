@@ -202,7 +202,7 @@ EXPERIMENT = Experiment(
     paper="GW",
     where="fig. 5",
     title="Fitting random labels",
-    cost="50 min",
+    cost="1.6 h of one core",
     data=("mnist",),
     reduction=(
         "Linear classifiers with 10,000 images of 60,000, one layer of 32 units with 4,000 and four layers of 128 with "
