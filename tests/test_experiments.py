@@ -6,7 +6,7 @@ import pytest
 from image_sets import write_root
 
 from whitenorm.lab.experiments import EXPERIMENTS, SETUPS
-from whitenorm.lab.reproduce.results import Store
+from whitenorm.lab.reproduce.results import Run, Store
 from whitenorm.lab.reproduce.runner import reproduce
 
 
@@ -60,3 +60,16 @@ def test_what_is_run_can_be_decided_and_says_what_it_is_short_of(name):
         return
     assert min(experiment.seeds["default"], experiment.seeds["paper"]) >= experiment.fewest_seeds >= 3
     assert experiment.reduction or experiment.scales["default"] == experiment.scales["paper"]
+
+
+def test_who_shares_runs_has_some_in_common():
+    """At the default scale, with the same seeds; and the other way round."""
+    for experiment in EXPERIMENTS.values():
+        for other in map(EXPERIMENTS.__getitem__, experiment.shares):
+            assert experiment.id in other.shares
+            assert experiment.first_seed == other.first_seed
+            mine, theirs = (
+                [Run(settings, 0, {}, 0.0) for settings in one.plan(one.scales["default"])]
+                for one in (experiment, other)
+            )
+            assert any(run.same(another) for run in mine for another in theirs)

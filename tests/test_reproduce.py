@@ -137,6 +137,31 @@ def test_an_interrupted_call_goes_on(experiment, tmp_path):
     assert seen[-1] == (9, 9)
 
 
+def test_runs_of_another_experiment_are_taken_over(experiment, tmp_path):
+    """From its results, or from what an interrupted call has made, whatever their names; others are run."""
+    made, calls = experiment
+
+    def named(id, variant, **changes):
+        plan = lambda scale: [{"variant": f"{variant} {size}", "size": size} for size in scale["sizes"]]  # noqa: E731
+        return dataclasses.replace(made, id=id, plan=plan, **changes)
+
+    claims = (Claim("all there", "yes", lambda results: exactly(True, f"{len(results)} runs")),)
+    scales = {**made.scales, "default": {"sizes": [2, 3, 4]}}
+    other = named("other", "net", claims=claims, scales=scales, draw=lambda results: plt.figure())
+    first = reproduce(other, tmp_path)
+    del calls[:]
+    mine = named("mine", "mine", shares=("other", "not-run"))
+    content = reproduce(mine, tmp_path)
+    assert calls == [(1, 0), (1, 1), (1, 2)]
+    assert content["runs"].values("value", variant="mine 2") == first["runs"].values("value", variant="net 2")
+    (tmp_path / "other" / "default.json").unlink()
+    Store(tmp_path, "other", "default").add(first["runs"][0])
+    del calls[:]
+    reproduce(mine, tmp_path)
+    assert (2, 0) not in calls
+    assert (2, 1) in calls
+
+
 def test_judge_again_runs_nothing(experiment, tmp_path):
     """New claims of runs that were made; where and when they were made stays."""
     made, calls = experiment

@@ -7,7 +7,6 @@ is for the rest.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -40,9 +39,9 @@ def fit(
     """Plain SGD on the cross entropy; returns curves of ``points`` points, more where ``measure`` adds them.
 
     ``step`` counts from 1; ``loss`` and ``error`` (percent) are the means over the steps since the last point, of the
-    batches and in the mode of training, and ``seconds`` is the time spent in steps. The whole set is the batch unless a
-    size is given; then each pass has an order of its own, and what does not fill a last batch is left out. A run whose
-    loss is not finite ends there: its further points are infinity.
+    batches and in the mode of training. The whole set is the batch unless a size is given; then each pass has an order
+    of its own, and what does not fill a last batch is left out. A run whose loss is not finite ends there: its further
+    points are infinity.
 
     Example::
 
@@ -51,19 +50,17 @@ def fit(
         >>> curve["step"], len(curve["loss"])
         ([2, 4], 2)
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    drawn = batches(train, batch_size, seed)
-    curve: dict[str, list[float]] = {"step": [], "loss": [], "error": [], "seconds": []}
-    spent, last = 0.0, 0
+    step = stepping(model, train, lr, batch_size, seed)
+    curve: dict[str, list[float]] = {"step": [], "loss": [], "error": []}
+    last = 0
     for end in ends(steps, points):
-        start = time.perf_counter()
         loss = wrong = math.inf
         if not curve["loss"] or math.isfinite(curve["loss"][-1]):
-            steps_since = torch.stack([_step(model, optimizer, next(drawn)) for _ in range(last, end)])
+            steps_since = torch.stack([step() for _ in range(last, end)])
             if steps_since.isfinite().all():
                 loss, wrong = steps_since.mean(0).tolist()
-        spent, last = spent + time.perf_counter() - start, end
-        point = {"step": end, "loss": loss, "error": 100 * wrong, "seconds": spent}
+        last = end
+        point = {"step": end, "loss": loss, "error": 100 * wrong}
         if not math.isfinite(loss):
             point = dict.fromkeys(curve, math.inf) | point
         elif measure is not None:
@@ -74,6 +71,15 @@ def fit(
     return curve
 
 
+def stepping(
+    model: nn.Module, train: Split, lr: float, batch_size: int | None = None, seed: int = 0
+) -> Callable[[], Tensor]:
+    """A function that takes the next step; it gives the loss before it and the share of images named wrongly."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    drawn = batches(train, batch_size, seed)
+    return lambda: _step(model, optimizer, next(drawn))
+
+
 def ends(steps: int, points: int) -> list[int]:
     """The steps after which a curve has its points, as even as can be."""
     points = min(points, steps)
@@ -81,7 +87,6 @@ def ends(steps: int, points: int) -> list[int]:
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Split) -> Tensor:
-    """One step; the loss before it and the share of images that were named wrongly."""
     model.train()
     optimizer.zero_grad()
     logits = model(batch.images)

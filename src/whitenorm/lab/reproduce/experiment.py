@@ -87,6 +87,8 @@ class Experiment:
     data: tuple[str, ...] = ()
     reduction: str = ""
     """What the default scale is short of, as a sentence that stands with every claim."""
+    shares: tuple[str, ...] = ()
+    """Other experiments with some of the same runs, which are taken over from their results where they are there."""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """What ran at the default scale in the place of what a claim names, such as another net."""
 

@@ -28,6 +28,17 @@ class Run:
         """The same for runs with the same settings and seed."""
         return json.dumps([self.settings, self.seed], sort_keys=True)
 
+    def same(self, other: Run) -> bool:
+        """Whether another run, maybe of another experiment, computes the same: all but the name it goes by there.
+
+        Example::
+
+            >>> run = Run({"variant": "BN", "lr": 0.1}, 0, {}, 0.0)
+            >>> run.same(Run({"variant": "BN, Res-20", "lr": 0.1}, 0, {}, 0.0)), run.same(Run({"lr": 0.1}, 1, {}, 0.0))
+            (True, False)
+        """
+        return self.seed == other.seed and {**self.settings, "variant": ""} == {**other.settings, "variant": ""}
+
 
 class Results(list[Run]):
     """Runs, in the order of the plan."""
@@ -78,6 +89,7 @@ class Store:
     """The files of one experiment at one scale: runs so far, results, picture."""
 
     def __init__(self, folder: Path, experiment: str, scale: str) -> None:
+        self._place = folder, scale
         self.results = folder / experiment / f"{scale}.json"
         self.picture = folder / experiment / f"{scale}.png"
         self._partial = folder / experiment / f"{scale}.partial.jsonl"
@@ -93,6 +105,16 @@ class Store:
             except (ValueError, TypeError):
                 continue
         return runs
+
+    def beside(self, experiment: str) -> Store:
+        """Those of another experiment, in the same folder and of the same scale."""
+        folder, scale = self._place
+        return Store(folder, experiment, scale)
+
+    def all(self) -> list[Run]:
+        """Runs of an interrupted call, and those of the results."""
+        content = self.read()
+        return self.done() + ([] if content is None else content["runs"])
 
     def add(self, run: Run) -> None:
         """Keep a finished run at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,11 @@ def _all_runs(
         for seed in range(first, first + seeds)
     ]
     done = {run.key(): run for run in store.done()}
+    elsewhere = [run for name in experiment.shares for run in store.beside(name).all()]
     for number, run in enumerate(planned):
+        if run.key() not in done and (same := next(filter(run.same, elsewhere), None)):
+            done[run.key()] = replace(same, settings=run.settings)
+            store.add(done[run.key()])
         if run.key() in done:
             watch(number + 1, len(planned), 0.0, done[run.key()])
             continue

@@ -12,7 +12,7 @@ takes its statistics (2,000), and the groups of DBN (all features of a layer tog
 The default scale has all images and learning rates and 5 seeds, but 1,000 steps, and T of {20, 100, 500} for NNN. The
 condition number is measured at the steps of the learning rate that was chosen, with batch statistics on all images. A
 Fisher matrix that is singular in float64, as with a unit that is never active, counts with the largest number that
-float64 can tell. Times are compared: nothing else may run beside it.
+float64 can tell. Steps are timed apart, in a minute at the end in which nothing else may run (``shared.faces``).
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ _NORMS = ("NNN", "LN", "BN", "DBN")
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Every method; DBN whitens all features of a layer together."""
-    return [{**faces.method(name, scale), "fisher_every": scale["fisher_every"]} for name in faces.METHODS]
+    """Every method, of which DBN whitens all features of a layer together; then their times."""
+    methods = [faces.method(name, scale) for name in faces.METHODS]
+    searches = [{**method, "fisher_every": scale["fisher_every"]} for method in methods]
+    return [*searches, faces.timing(methods, scale["rounds"])]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """The curve of the best learning rate, and log10 of the condition number at some of its points."""
+    """The curve of the best learning rate, and log10 of the condition number at some of its points; or times."""
     data = context.load("yaleb")
     train = centred(data.train)
+    if "timed" in settings:
+        return faces.step_times(settings, train, data.classes)
     values, states = faces.search(settings, context, train, data.classes)
     every = settings["fisher_every"]
     model = faces.network(settings, train.images, data.classes, **_natural(values["chosen"])).train()
@@ -53,7 +57,6 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         **values,
         "fisher_step": values["step"][every - 1 :: every],
         "fisher": [_log_condition(model, state, train.images) for state in states[every - 1 :: every]],
-        "step_seconds": values["seconds"][-1] / settings["steps"],
     }
 
 
@@ -92,8 +95,8 @@ def _dbn_fastest(results: Results) -> Evidence:
 
 
 def _twice_the_time(results: Results) -> Evidence:
-    steps = {name: results.values("step_seconds", method=name) for name in ("BN", "DBN")}
-    ratios = [dbn / bn for dbn, bn in zip(steps["DBN"], steps["BN"], strict=True)]
+    ends = {name: faces.over_time(results).values("seconds", method=name) for name in ("BN", "DBN")}
+    ratios = [dbn[-1] / bn[-1] for dbn, bn in zip(ends["DBN"], ends["BN"], strict=True)]
     return alike(ratios, [2.0] * len(ratios), ("time of a step over BN's", "the paper's"), margin=0.5)
 
 
@@ -101,7 +104,7 @@ def draw(results: Results) -> Figure:
     """Condition number over updates and training loss over time, mean and range of the seeds."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name in results.levels("method"):
-        found = results.where(method=name)
+        found = faces.over_time(results).where(method=name)
         label = f"{name}, {faces.describe(found)}"
         if all(found.values("fisher")):
             curves = 10 ** np.array(found.values("fisher"))
@@ -148,6 +151,7 @@ EXPERIMENT = Experiment(
             "points": 2,
             "fisher_every": 1,
             "batch_size": None,
+            "rounds": 3,
         },
         "default": {
             "hidden": [128, 64, 48, 48],
@@ -158,6 +162,7 @@ EXPERIMENT = Experiment(
             "points": 50,
             "fisher_every": 7,
             "batch_size": None,
+            "rounds": 50,
         },
         "paper": {
             "hidden": [128, 64, 48, 48],
@@ -168,6 +173,7 @@ EXPERIMENT = Experiment(
             "points": 150,
             "fisher_every": 3,
             "batch_size": None,
+            "rounds": 50,
         },
     },
     seeds={"smoke": 1, "default": 5, "paper": 5},

@@ -10,7 +10,7 @@ Not stated there: the length of training (here 100 epochs), ε of the norms (1e-
 takes its statistics (2,000). Weights begin as LeCun's.
 
 The default scale has all images, learning rates and group sizes and 5 seeds, but 4 epochs, and T of {20, 100, 500} for
-NNN. Times are compared: nothing else may run beside it.
+NNN. Steps are timed apart, in a minute at the end in which nothing else may run (``shared.faces``).
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ _OTHERS = ("plain", "NNN", "LN", "BN")
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """DBN with every group size, and the other methods."""
+    """DBN with every group size, and the other methods; then their times."""
     sizes = [faces.method("DBN", scale, size) for size in scale["group_sizes"]]
-    return sizes + [faces.method(name, scale) for name in _OTHERS]
+    methods = sizes + [faces.method(name, scale) for name in _OTHERS]
+    return [*methods, faces.timing(methods, scale["rounds"])]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """The curve of the best learning rate."""
+    """The curve of the best learning rate; or times."""
     data = context.load("pie")
-    return faces.search(settings, context, centred(data.train), data.classes)[0]
+    train = centred(data.train)
+    if "timed" in settings:
+        return faces.step_times(settings, train, data.classes)
+    return faces.search(settings, context, train, data.classes)[0]
 
 
 def _slower_than_middle(extreme: int) -> Any:
@@ -63,7 +67,7 @@ def draw(results: Results) -> Figure:
         found = results.where(group_size=size)
         spread_line(left, found[0].values["step"], found.values("loss"), f"G{size}, {faces.describe(found)}")
     for name in (*_OTHERS, "DBN"):
-        found = results.where(method=name, **({"group_size": _MIDDLE} if name == "DBN" else {}))
+        found = faces.over_time(results).where(method=name, **({"group_size": _MIDDLE} if name == "DBN" else {}))
         label = f"{name}{f' G{_MIDDLE}' if name == 'DBN' else ''}, {faces.describe(found)}"
         spread_line(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
     left.set(xlabel="updates", ylabel="training loss", yscale="log", title="DBN by group size")
@@ -112,6 +116,7 @@ EXPERIMENT = Experiment(
             "steps": 4,
             "points": 2,
             "batch_size": 64,
+            "rounds": 3,
         },
         "default": {
             "hidden": [128] * 5,
@@ -122,6 +127,7 @@ EXPERIMENT = Experiment(
             "steps": 180,
             "points": 30,
             "batch_size": 256,
+            "rounds": 50,
         },
         "paper": {
             "hidden": [128] * 5,
@@ -132,6 +138,7 @@ EXPERIMENT = Experiment(
             "steps": 4500,
             "points": 100,
             "batch_size": 256,
+            "rounds": 50,
         },
     },
     seeds={"smoke": 1, "default": 5, "paper": 5},

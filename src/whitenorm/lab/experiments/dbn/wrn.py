@@ -3,7 +3,8 @@
 Paper: mean of 5 seeds, the schedule of 200 epochs and dropout of 0.3 those of the code it cites: WRN-28-10 3.99 → 3.79
 and 18.75 → 18.36, WRN-40-10 3.80 → 3.74 and 18.7 → 18.27. The default scale is WRN-16-2, with the same dropout, on
 10,000 images of CIFAR-10 at 16² for 20 epochs; the paper's needs CIFAR-100 too. Seeds are new: a first set-up was
-WRN-16-1 without dropout for 6 epochs. Command: ``whitenorm reproduce dbn-wrn --data ROOT``.
+WRN-16-1 without dropout for 6 epochs. BN's runs are the same as those of ``iternorm-wrn``, and made once for both.
+Command: ``whitenorm reproduce dbn-wrn --data ROOT``.
 """
 
 from __future__ import annotations
@@ -37,4 +38,5 @@ EXPERIMENT = entry(
     title="Wide residual nets, first norm only",
     cost="1.2 h of one core",
     data=("cifar10",),
+    shares=("iternorm-wrn",),
 )

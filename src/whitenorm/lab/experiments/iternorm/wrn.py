@@ -3,8 +3,8 @@
 Paper: groups of 64, mean of 5 seeds: WRN-28-10 3.89 → 3.56, WRN-40-10 3.82 → 3.59; DBN's 3.79 and 3.74 there are those
 of its own paper, in ``dbn-wrn``. The schedule of 200 epochs and dropout of 0.3 are those of the code it cites. The
 default scale is WRN-16-2, with the same dropout and groups of 16, on 10,000 images at 16² for 20 epochs. Seeds are new:
-a first set-up was WRN-16-1 without dropout, all channels whitened at once, on 5,000 images for 6 epochs. Command:
-``whitenorm reproduce iternorm-wrn --data ROOT``.
+a first set-up was WRN-16-1 without dropout, all channels whitened at once, on 5,000 images for 6 epochs. BN's runs are
+the same as those of ``dbn-wrn``, and made once for both. Command: ``whitenorm reproduce iternorm-wrn --data ROOT``.
 """
 
 from __future__ import annotations
@@ -31,4 +31,5 @@ EXPERIMENT = entry(
     title="Wide residual nets",
     cost="1.2 h of one core",
     data=("cifar10",),
+    shares=("dbn-wrn",),
 )

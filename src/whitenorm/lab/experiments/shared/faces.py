@@ -3,6 +3,10 @@
 Hyper-parameters are chosen for each method and seed by the training loss after the last step. The paper's grid is the
 learning rate, and for NNN also the damping ε and the interval T. DBN has no γ and β, as in the paper, and weights begin
 as LeCun's, as its text says.
+
+Methods are compared over time, and times are taken apart from the training, which may so run beside other work: in runs
+that come last in a plan, a step of every method is timed in turn with those of the others. It is only there that
+nothing else may run.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,18 +24,23 @@ from torch import Tensor, nn
 
 import whitenorm
 from whitenorm.lab.data import Split
-from whitenorm.lab.fitting import fit
+from whitenorm.lab.fitting import fit, stepping
 from whitenorm.lab.nets.mlp import mlp
 from whitenorm.lab.nets.nnn import NaturalNetwork
 from whitenorm.lab.nets.parts import lecun_
 from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Context, Settings
 from whitenorm.lab.reproduce.results import Results, Run
+from whitenorm.lab.timing import interleaved
 
 METHODS = ("plain", "NNN", "LN", "BN", "DBN")
 SHAPE = (1, 32, 32)
 # Images in which NNN takes its statistics at a refresh; the paper names no number.
 _NNN_SAMPLES = 2000
+# Of a method's settings, what the time of its steps depends on.
+_TIMED = ("method", "hidden", "batch_size", "group_size", "samples")
+# NNN's steps and its refreshes are timed apart: no step has one after the first.
+_NEVER = 2**62
 
 
 def method(name: str, scale: Settings, group_size: int | None = None) -> Settings:
@@ -41,6 +51,15 @@ def method(name: str, scale: Settings, group_size: int | None = None) -> Setting
     if name == "DBN":
         common |= {"group_size": group_size}
     return {"method": name, **common}
+
+
+def timing(methods: Sequence[Settings], rounds: int) -> Settings:
+    """The settings of the runs that time the steps of these methods."""
+    return {"timed": [_timed(settings) for settings in methods], "rounds": rounds}
+
+
+def _timed(settings: Settings) -> Settings:
+    return {key: settings[key] for key in _TIMED if key in settings}
 
 
 def search(
@@ -99,12 +118,45 @@ def network(
     return NaturalNetwork(layers, images, damping=damping, interval=interval, samples=settings["samples"])
 
 
+def step_times(settings: Settings, train: Split, classes: int) -> dict[str, Any]:
+    """Seconds of a step of each method in ``timed``, in their order, and of a refresh of NNN."""
+    runs: dict[str, Callable[[], object]] = {}
+    for number, method in enumerate(settings["timed"]):
+        natural = {"damping": 1.0, "interval": _NEVER} if method["method"] == "NNN" else {}
+        model = network(method, train.images, classes, **natural)  # type: ignore[arg-type]
+        runs[str(number)] = stepping(model, train, lr=0.01, batch_size=method["batch_size"])
+        if isinstance(model, NaturalNetwork):
+            runs["refresh"] = model.refresh
+    seconds = {name: statistics.median(times) for name, times in interleaved(runs, settings["rounds"]).items()}
+    refresh = seconds.pop("refresh", 0.0)
+    return {"step_seconds": list(seconds.values()), "refresh_seconds": refresh}
+
+
+def over_time(results: Results) -> Results:
+    """The runs that trained, with ``seconds``: when each point of the curve was reached, by the times of its seed."""
+    times = {run.seed: run for run in results if "timed" in run.settings}
+    trained = [run for run in results if "method" in run.settings]
+    return Results(
+        replace(run, values={**run.values, "seconds": _seconds(run, times[run.seed], run.values["step"])})
+        for run in trained
+    )
+
+
+def _seconds(run: Run, times: Run, steps: Sequence[int]) -> list[float]:
+    step = times.values["step_seconds"][times.settings["timed"].index(_timed(run.settings))]
+    interval = run.values["chosen"].get("interval", _NEVER)
+    refresh = times.values["refresh_seconds"] if interval < _NEVER else 0.0
+    # A step whose number, from 0 on, the interval divides begins with a refresh.
+    return [number * step + math.ceil(number / interval) * refresh for number in steps]
+
+
 def faster(results: Results, quick: str, slow: Sequence[str], **settings: Any) -> Evidence:
     """That one method is at a lower training loss than each of the others after an equal time spent in steps.
 
     The time is that of the shortest run of all of them that did not diverge: with an equal number of steps, the end of
     the fastest.
     """
+    results = over_time(results)
     found = {name: results.where(method=name, **(settings if name == "DBN" else {})) for name in (quick, *slow)}
     finite = [run for runs in found.values() for run in runs if math.isfinite(run.values["final"])]
     budget = min((run.values["seconds"][-1] for run in finite), default=0.0)
