@@ -7,7 +7,7 @@ READY := .venv/.ready
 OLDEST_TORCH := 2.6.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: setup demo test test-torch fuzz torture lint format bench gpu-check docs docs-serve wheel clean
+.PHONY: setup demo test test-torch fuzz torture lint style format bench gpu-check docs docs-serve wheel clean
 
 setup: $(READY)
 
@@ -22,18 +22,21 @@ $(READY): pyproject.toml constraints.txt tools/torchvision_on_cpu.py
 demo: $(READY)
 	$(BIN)/whitenorm demo
 
-lint: $(READY)
+lint: style
+	$(BIN)/mypy
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One OpenMP thread a worker: two workers of two threads stall each other on two cores.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
+# One OpenMP thread a worker: two workers of two threads stall each other on two cores. Types are checked by a test, which
+# one worker runs while the other goes on.
+test: style
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --quiet
 
 # Training runs killed at random, and damaged: ARGS="--kills 100 --seed 1".
 torture: $(READY)

@@ -51,7 +51,7 @@ def test_compiles_whole_with_any_batch_size(name, training):
 @pytest.mark.filterwarnings("ignore")
 def test_a_whole_network_trains_compiled():
     torch._dynamo.reset()
-    model = whitenorm.convert_(ResNet(widths=(8,)), "iternorm", steps=2)
+    model = whitenorm.convert_(ResNet(widths=(8,)), "iternorm", where="l1", steps=2)
     plain = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True)
     x = torch.randn(8, 3, 8, 8)

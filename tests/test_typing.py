@@ -1,4 +1,4 @@
-"""A user's own file, checked by mypy against the package: what is right passes, and what is wrong is found."""
+"""What mypy says: of the package, and of a user's file, in which what is right passes and what is wrong is found."""
 
 import subprocess
 import sys
@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mypy")
+# In one worker, one after the other: the first reads all of torch, and the others take that from mypy's cache.
+pytestmark = pytest.mark.xdist_group("mypy")
 
 ROOT = Path(__file__).parents[1]
+MYPY = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context"]
 # As --strict; the options of pyproject.toml are as strict but for these, and share the cache of `make lint`.
 STRICT = "# mypy: disallow-untyped-calls, disallow-subclassing-any, warn-return-any\n"
 RIGHT = """
@@ -45,8 +48,12 @@ count: int = whitenorm.functional.batch_whitening(torch.randn(8, 4))
 def checked(tmp_path, code):
     path = tmp_path / "user.py"
     path.write_text(STRICT + code)
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", str(path)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run([*MYPY, str(path)], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_package_is_typed():
+    done = subprocess.run(MYPY, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_right_use_is_accepted(tmp_path):
