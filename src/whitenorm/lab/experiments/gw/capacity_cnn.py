@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from whitenorm.lab.experiments.shared import classification
-from whitenorm.lab.experiments.shared.perceptrons import Judge, over_levels, rest_below, tuned
+from whitenorm.lab.experiments.shared.perceptrons import WORDS, Judge, over_levels, rest_below, tuned
 from whitenorm.lab.reproduce.evidence import Evidence, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
 from whitenorm.lab.reproduce.plots import finish, levels_line
@@ -88,7 +88,7 @@ def _below_base(norm: str) -> Judge:
     def part(results: Results, net: str) -> Evidence:
         level = _worst(_levels(results, net, norm), norm)
         gains = _gains(results, net, norm, level)
-        names = f"points over Base, {net}, {_OVER[norm]} {level}", "none"
+        names = f"points over Base, {net}, {WORDS[_OVER[norm]]} {level}", "none"
         return lower(gains, [0.0] * len(gains), names)
 
     return lambda results: every(*(part(results, net) for net in results.levels("net")))
@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
     paper="GW",
     where="fig. A4, A5",
     title="CNNs with GN and BN against none",
-    cost="1 h of one core",
+    cost="1.5 h of one core",
     data=("cifar10",),
     claims=(
         Claim("GN falls at as many groups as channels", "significantly degenerated", _falls("gn")),

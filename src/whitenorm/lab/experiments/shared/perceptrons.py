@@ -32,7 +32,8 @@ _NORMS = ("plain", "BN", "GN", "GW", "IterNorm", *_BATCH_WHITENING)
 _WITHOUT_POPULATION = ("plain", "GN", "GW")
 # Images that statistics are taken from at a time.
 _ROWS = 10000
-_WORDS = {"batch_size": "batches of", "groups": "g ="}
+# A setting that is varied, before its value.
+WORDS = {"batch_size": "batches of", "groups": "g =", "num_groups": "g ="}
 
 
 def norm(settings: Settings, width: int) -> nn.Module:
@@ -136,7 +137,7 @@ def rest_below(found: Results, over: str, level: Any, value: str, what: str) -> 
     """That the best of a setting's other values has lower numbers than this one."""
     last, rest = found.where(**{over: level}), Results(run for run in found if run.settings[over] != level)
     best = rest.best(over, value)
-    word = _WORDS.get(over, over)
+    word = WORDS.get(over, over)
     names = f"{what}, {word} {best.levels(over)[0]}", f"{word} {level}"
     return lower(best.values(value), last.values(value), names)
 
