@@ -65,6 +65,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 6a",
     title="Deeper nets without shortcuts",
-    cost="2.2 h of one core",
+    cost="3.2 h of one core",
     data=("cifar10",),
 )

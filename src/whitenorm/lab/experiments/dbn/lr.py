@@ -38,6 +38,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 6b",
     title="Four times the learning rate",
-    cost="45 min of one core",
+    cost="1.2 h of one core",
     data=("cifar10",),
 )

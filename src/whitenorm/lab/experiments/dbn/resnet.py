@@ -73,6 +73,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="table 1",
     title="Residual nets on CIFAR-10, first norm only",
-    cost="1.1 h of one core",
+    cost="1.6 h of one core",
     data=("cifar10",),
 )

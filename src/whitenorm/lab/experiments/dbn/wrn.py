@@ -36,7 +36,7 @@ EXPERIMENT = entry(
     paper="DBN",
     where="table 2",
     title="Wide residual nets, first norm only",
-    cost="1.2 h of one core",
+    cost="2.1 h of one core",
     data=("cifar10",),
     shares=("iternorm-wrn",),
 )

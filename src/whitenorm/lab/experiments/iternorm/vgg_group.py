@@ -70,6 +70,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 7b",
     title="Group size on VGG",
-    cost="1.5 h of one core",
+    cost="2.5 h of one core",
     data=("cifar10",),
 )

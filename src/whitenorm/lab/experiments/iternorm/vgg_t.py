@@ -30,6 +30,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 7a",
     title="Newton's steps T on VGG",
-    cost="1 h of one core",
+    cost="1.5 h of one core",
     data=("cifar10",),
 )

@@ -29,7 +29,7 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="table 1",
     title="Wide residual nets",
-    cost="1.2 h of one core",
+    cost="2.6 h of one core",
     data=("cifar10",),
     shares=("dbn-wrn",),
 )
