@@ -36,7 +36,7 @@ format: $(READY)
 # One OpenMP thread a worker: two workers of two threads stall each other on two cores. Types are checked by a test, which
 # one worker runs while the other goes on.
 test: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
 
 # Training runs killed at random, and damaged: ARGS="--kills 100 --seed 1".
 torture: $(READY)

@@ -46,7 +46,7 @@ if importlib.util.find_spec("lightning") is None:
 
 def pytest_collection_modifyitems(items):
     """The longest come first, so that no worker is left with one at the end."""
-    items.sort(key=lambda item: item.path.name not in ("test_triton.py", "test_typing.py"))
+    items.sort(key=lambda item: item.path.name != "test_triton.py" and item.name != "test_the_package_is_typed")
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mypy")
-# In one worker, one after the other: the first reads all of torch, and the others take that from mypy's cache.
-pytestmark = pytest.mark.xdist_group("mypy")
 
 ROOT = Path(__file__).parents[1]
 MYPY = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context"]
@@ -52,6 +50,7 @@ def checked(tmp_path, code):
 
 
 def test_the_package_is_typed():
+    """Among the first of all tests (``conftest.py``): what it reads of torch the others here find in mypy's cache."""
     done = subprocess.run(MYPY, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
