@@ -93,14 +93,13 @@ def test_an_end_of_a_scale_against_the_best_of_the_rest():
 def test_random_labels_are_the_seeds_own(context, monkeypatch):
     seen = []
 
-    def look(model, norms, lrs, train, **options):
-        seen.append(train.labels)
-        return Curves([], [], [])
+    def look(models, norms, lrs, trains, **options):
+        seen.extend(train.labels for train in trains)
+        return [Curves([], [], []) for _ in trains]
 
     monkeypatch.setattr(gw_capacity, "fit_side_by_side", look)
     settings = {"hidden": 0, "width": 10, "groups": [], "lrs": [], "images": 100, "epochs": 1, "points": 1}
-    for seed in (0, 0, 1):
-        gw_capacity.run(settings, Context(seed, context.data_root))
+    gw_capacity.run_seeds(settings, [Context(seed, context.data_root) for seed in (0, 0, 1)])
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[0], seen[2])
     assert not torch.equal(seen[0], context.load("mnist").train.labels[:100])

@@ -162,6 +162,28 @@ def test_runs_of_another_experiment_are_taken_over(experiment, tmp_path):
     assert (2, 1) in calls
 
 
+def test_seeds_of_the_same_settings_are_made_at_once(experiment, tmp_path):
+    """Those that are not there yet; each counts with its share of the time."""
+    made, calls = experiment
+    alone = reproduce(made, tmp_path / "alone")
+    Store(tmp_path, "mine", "default").add(alone["runs"][1])
+    del calls[:]
+    together, seen = [], []
+
+    def run_seeds(settings, contexts):
+        together.append((settings["size"], [context.seed for context in contexts]))
+        return [made.run(settings, context) for context in contexts]
+
+    watch = lambda done, total, share, run: seen.append((done + share, total))  # noqa: E731
+    content = reproduce(dataclasses.replace(made, run_seeds=run_seeds), tmp_path, watch=watch)
+    assert together == [(1, [0, 2]), (2, [0, 1, 2]), (3, [0, 1, 2])]
+    assert [(run.key(), run.values) for run in content["runs"]] == [(run.key(), run.values) for run in alone["runs"]]
+    assert content["runs"][3].seconds == content["runs"][4].seconds > 0
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    # One was there, and two are half done.
+    assert (2, 9) in seen
+
+
 def test_judge_again_runs_nothing(experiment, tmp_path):
     """New claims of runs that were made; where and when they were made stays."""
     made, calls = experiment

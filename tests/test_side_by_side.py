@@ -22,16 +22,24 @@ LRS = [0.05, 0.5]
 SHAPE = (1, 3, 4)
 
 
+SEEDS = [3, 4]
+
+
 @pytest.fixture
-def train():
+def trains():
+    """A set for each seed."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(50, *SHAPE, generator=generator, dtype=torch.float64)
-    return Split(images, torch.randint(6, (50,), generator=generator))
+    return [Split(images, torch.randint(6, (50,), generator=generator)) for _ in SEEDS]
 
 
-def perceptron(hidden, norm=lambda width: nn.Identity()):
-    torch.manual_seed(1)
+def perceptron(hidden, seed, norm=lambda width: nn.Identity()):
+    torch.manual_seed(seed)
     return mlp(6, SHAPE, hidden=hidden, norm=norm).double()
+
+
+def perceptrons(hidden):
+    return [perceptron(hidden, seed) for seed in SEEDS]
 
 
 def layer(norm, width):
@@ -43,37 +51,40 @@ def layer(norm, width):
     return kinds[norm.func](groups, width).double()
 
 
-def alone(hidden, norm):
-    model = perceptron(hidden, lambda width: layer(norm, width))
+def alone(hidden, norm, seed):
+    model = perceptron(hidden, seed, lambda width: layer(norm, width))
     return model if hidden else model.append(layer(norm, 6))
 
 
 @pytest.mark.parametrize("hidden", [[], [12], [12, 12, 12]], ids=["linear", "one layer", "three layers"])
-def test_every_net_is_trained_as_it_would_be_alone(train, hidden):
-    options = {"steps": 30, "batch_size": 8, "seed": 3, "points": 3}
-    curves = fit_side_by_side(perceptron(hidden), NORMS, LRS, train, **options)
+def test_every_net_is_trained_as_it_would_be_alone(trains, hidden):
+    options = {"steps": 30, "batch_size": 8, "points": 3}
+    found = fit_side_by_side(perceptrons(hidden), NORMS, LRS, trains, seeds=SEEDS, **options)
     settings = [(norm, lr) for norm in NORMS for lr in LRS]
-    assert len(curves.loss) == len(curves.error) == len(settings)
-    for loss, error, (norm, lr) in zip(curves.loss, curves.error, settings, strict=True):
-        one = fit(alone(hidden, norm), train, lr=lr, **options)
-        assert curves.step == one["step"]
-        assert loss == pytest.approx(one["loss"], rel=1e-6)
-        assert error == pytest.approx(one["error"], rel=1e-6)
-    assert len({loss[-1] for loss in curves.loss}) > len(settings) / 2, "the nets differ"
+    for curves, train, seed in zip(found, trains, SEEDS, strict=True):
+        assert len(curves.loss) == len(curves.error) == len(settings)
+        for loss, error, (norm, lr) in zip(curves.loss, curves.error, settings, strict=True):
+            one = fit(alone(hidden, norm, seed), train, lr=lr, seed=seed, **options)
+            assert curves.step == one["step"]
+            assert loss == pytest.approx(one["loss"], rel=1e-6)
+            assert error == pytest.approx(one["error"], rel=1e-6)
+    ends = {loss[-1] for curves in found for loss in curves.loss}
+    assert len(ends) > len(SEEDS) * len(settings) / 2, "the nets differ"
 
 
-def test_a_net_that_diverges_does_not_touch_the_others(train):
-    options = {"steps": 30, "batch_size": 8, "points": 6}
-    one = fit_side_by_side(perceptron([12]), NORMS, [0.1], train, **options)
-    with_lost = fit_side_by_side(perceptron([12]), NORMS, [0.1, 1e30], train, **options)
-    torch.testing.assert_close(torch.tensor(with_lost.loss[::2]), torch.tensor(one.loss))
-    lost = with_lost.loss[1]
-    assert lost[-1] == math.inf
-    assert [math.isfinite(value) for value in lost] == sorted(map(math.isfinite, lost), reverse=True)
+def test_a_net_that_diverges_does_not_touch_the_others(trains):
+    options = {"seeds": SEEDS, "steps": 30, "batch_size": 8, "points": 6}
+    alone = fit_side_by_side(perceptrons([12]), NORMS, [0.1], trains, **options)
+    with_lost = fit_side_by_side(perceptrons([12]), NORMS, [0.1, 1e30], trains, **options)
+    for one, beside in zip(alone, with_lost, strict=True):
+        torch.testing.assert_close(torch.tensor(beside.loss[::2]), torch.tensor(one.loss))
+        lost = beside.loss[1]
+        assert lost[-1] == math.inf
+        assert [math.isfinite(value) for value in lost] == sorted(map(math.isfinite, lost), reverse=True)
 
 
-def test_nets_without_norm_have_no_scale_to_learn(train):
-    nets = SideBySide(perceptron([12]), [None, NORMS[1]], copies=2)
+def test_nets_without_norm_have_no_scale_to_learn():
+    nets = SideBySide(perceptrons([12]), [None, NORMS[1]], copies=2)
     for parameter, rate in nets.rates(LRS):
         learnt = parameter.dim() == 3 or any(parameter is bias for bias in nets.biases)
-        assert rate.tolist() == pytest.approx(LRS * 2 if learnt else [0, 0, *LRS])
+        assert rate.tolist() == pytest.approx((LRS * 2 if learnt else [0, 0, *LRS]) * len(SEEDS))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from whitenorm.lab.reproduce.rules import FIRST, SECOND
 from whitenorm.lab.reproduce.verdicts import Judgement, judge
 
 Watch = Callable[[int, int, float, Run | None], None]
-"""Told of progress: runs done, runs in all, the share of the present one, and a run that has just ended."""
+"""Told of progress: runs done, runs in all, how much of those under way, and a run that has just ended."""
 
 
 def reproduce(
@@ -100,30 +101,60 @@ def _all_runs(
         for settings in experiment.plan(experiment.scales[scale])
         for seed in range(first, first + seeds)
     ]
+    _take_over(experiment, store, planned)
     done = {run.key(): run for run in store.done()}
-    elsewhere = [run for name in experiment.shares for run in store.beside(name).all()]
-    for number, run in enumerate(planned):
-        if run.key() not in done and (same := next(filter(run.same, elsewhere), None)):
-            done[run.key()] = replace(same, settings=run.settings)
-            store.add(done[run.key()])
+    number = 0
+    for run in planned:
         if run.key() in done:
-            watch(number + 1, len(planned), 0.0, done[run.key()])
-            continue
+            number += 1
+            watch(number, len(planned), 0.0, done[run.key()])
+    for runs in _at_once(experiment, [run for run in planned if run.key() not in done]):
 
-        def progress(share: float, number: int = number) -> None:
-            watch(number, len(planned), share, None)
+        def progress(share: float, number: int = number, runs: list[Run] = runs) -> None:
+            watch(number, len(planned), share * len(runs), None)
 
         progress(0.0)
-        torch.manual_seed(run.seed)
-        start = time.perf_counter()
-        folder = store.folder(run)
-        run.values = experiment.run(run.settings, Context(run.seed, data_root, progress, folder))
-        run.seconds = time.perf_counter() - start
-        store.add(run)
-        shutil.rmtree(folder, ignore_errors=True)
-        watch(number + 1, len(planned), 0.0, run)
+        _make(experiment, store, runs, data_root, progress)
+        for later in reversed(range(len(runs))):
+            number += 1
+            watch(number, len(planned), float(later), runs[-1 - later])
     kept = {run.key(): run for run in store.done()}
     return Results(kept[run.key()] for run in planned)
+
+
+def _take_over(experiment: Experiment, store: Store, planned: list[Run]) -> None:
+    """Keep runs that other experiments have made already as this one's own."""
+    done = {run.key() for run in store.done()}
+    elsewhere = [run for name in experiment.shares for run in store.beside(name).all()]
+    for run in planned:
+        if run.key() not in done and (same := next(filter(run.same, elsewhere), None)):
+            store.add(replace(same, settings=run.settings))
+
+
+def _at_once(experiment: Experiment, runs: list[Run]) -> list[list[Run]]:
+    """Runs one by one, or all seeds of the same settings together."""
+    if experiment.run_seeds is None:
+        return [[run] for run in runs]
+    return [list(same) for _, same in groupby(runs, key=lambda run: run.settings)]
+
+
+def _make(
+    experiment: Experiment, store: Store, runs: list[Run], data_root: Path | None, progress: Callable[[float], None]
+) -> None:
+    """Make runs of the same settings, each of which counts with its share of the time, and keep them."""
+    start = time.perf_counter()
+    contexts = [Context(run.seed, data_root, progress, store.folder(run)) for run in runs]
+    settings = runs[0].settings
+    if experiment.run_seeds is not None:
+        found = experiment.run_seeds(settings, contexts)
+    else:
+        torch.manual_seed(runs[0].seed)
+        found = [experiment.run(settings, contexts[0])]
+    seconds = (time.perf_counter() - start) / len(runs)
+    for run, values, context in zip(runs, found, contexts, strict=True):
+        run.values, run.seconds = values, seconds
+        store.add(run)
+        shutil.rmtree(context.folder or "", ignore_errors=True)
 
 
 def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ classifiers after 40 epochs, by half a point and with all errors still falling, 
 Training errors are means over the last twentieth of the steps. What does not fit the labels after so few epochs may be
 slow as well as unable to.
 
-All norms and learning rates of a network are one run, trained side by side (``whitenorm.lab.side_by_side``).
+All norms and learning rates of a network are one run, trained side by side, and so are the runs of all seeds
+(``whitenorm.lab.side_by_side``).
 
 That GW is more sensitive is judged in groups of 8 and of 4 channels. In groups of two GN leaves signs alone, and fell
 further than GW in the earlier runs: GW cannot whiten more groups than a group has values, and only comes near it. The
@@ -25,6 +26,7 @@ picture has those too. Command: ``whitenorm reproduce gw-capacity --data ROOT``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -33,7 +35,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F  # noqa: N812
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
 
 from whitenorm.functional import group_whitening
 from whitenorm.lab.data import Split
@@ -70,28 +72,42 @@ def plan(scale: Settings) -> list[Settings]:
     ]
 
 
-def run(settings: Settings, context: Context) -> dict[str, Any]:
+def run_seeds(settings: Settings, contexts: Sequence[Context]) -> list[dict[str, Any]]:
     """Networks fitted to labels drawn at random by the seed; ``nets`` has every one with its curves."""
-    whole, _ = mnist(context, settings["images"], 0)
-    labels = torch.randint(10, (len(whole.labels),), generator=torch.Generator().manual_seed(context.seed))
+    whole, _ = mnist(contexts[0], settings["images"], 0)
     kinds = _kinds(settings["groups"])
-    curves = fit_side_by_side(
-        mlp(10, (1, 28, 28), hidden=[settings["width"]] * settings["hidden"], norm=lambda width: nn.Identity()),
+    seeds = [context.seed for context in contexts]
+    found = fit_side_by_side(
+        [_network(settings, seed) for seed in seeds],
         [_norm(**kind) for kind in kinds],
         settings["lrs"],
-        Split(whole.images, labels),
+        [Split(whole.images, _random_labels(len(whole.labels), seed)) for seed in seeds],
+        seeds=seeds,
         steps=settings["epochs"] * (settings["images"] // _BATCH_SIZE),
         batch_size=_BATCH_SIZE,
-        seed=context.seed,
         points=settings["points"],
-        progress=context.progress,
+        progress=contexts[0].progress,
     )
     names = [{**kind, "lr": lr} for kind in kinds for lr in settings["lrs"]]
-    nets = [
-        {**name, "loss": loss, "error": error}
-        for name, loss, error in zip(names, curves.loss, curves.error, strict=True)
+    return [
+        {
+            "step": curves.step,
+            "nets": [
+                {**name, "loss": loss, "error": error}
+                for name, loss, error in zip(names, curves.loss, curves.error, strict=True)
+            ],
+        }
+        for curves in found
     ]
-    return {"step": curves.step, "nets": nets}
+
+
+def _network(settings: Settings, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return mlp(10, (1, 28, 28), hidden=[settings["width"]] * settings["hidden"], norm=lambda width: nn.Identity())
+
+
+def _random_labels(number: int, seed: int) -> Tensor:
+    return torch.randint(10, (number,), generator=torch.Generator().manual_seed(seed))
 
 
 def _kinds(groups: list[int]) -> list[Settings]:
@@ -254,6 +270,7 @@ EXPERIMENT = Experiment(
     seeds={"smoke": 1, "default": 5, "paper": 5},
     first_seed=20,
     plan=plan,
-    run=run,
+    run=lambda settings, context: run_seeds(settings, [context])[0],
+    run_seeds=run_seeds,
     draw=draw,
 )
