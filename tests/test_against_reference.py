@@ -26,7 +26,8 @@ from cases import (
 
 import whitenorm
 from whitenorm.core.layout import channel_groups, sample_groups
-from whitenorm.kernels.torch import apply, blocks
+from whitenorm.kernels import choice
+from whitenorm.kernels.torch import abreast, apply, blocks
 from whitenorm.runtime import memory
 from whitenorm.solvers import Newton
 
@@ -101,6 +102,47 @@ def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch)
         cut = blocks.blocks(channel_groups(x, 4, pooled=True).split(x).flatten(3))
     assert len(cut) > 1 or block_bytes > x.nbytes
     compare(layer, x, torch.float64)
+
+
+def layers_of_small_groups(**options):
+    return {
+        "bw": whitenorm.BatchWhitening(12, 2, **options),
+        "bw-sigma": whitenorm.BatchWhitening(12, 2, population="covariance", affine=False, **options),
+        "bw-single": whitenorm.BatchWhitening(12, 1, **options),
+        "sw": whitenorm.SwitchableWhitening(12, 2, **options),
+        "iw": whitenorm.InstanceWhitening(12, 2, **options),
+    }
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("widest", [64, 8], ids=["all at once", "several times"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, (5, 12, 6, 7)) for name in layers_of_small_groups()]
+    + [(name, shape) for name in ("bw", "bw-sigma", "bw-single") for shape in [(63, 12), FEW_POSITIONS]],
+    ids=str,
+)
+def test_groups_abreast(name, shape, dtype, widest, training, monkeypatch):
+    """Small groups of large inputs whose channels are neighbours; here of small ones too."""
+    monkeypatch.setattr(choice, "_WORTH_WIDENING", 1)
+    monkeypatch.setattr(abreast, "_WIDEST", widest)
+    seen = set()
+    for step in ("moments", "apply", "map_gradients", "input_gradient"):
+        monkeypatch.setattr(choice, "ABREAST", choice.ABREAST._replace(**{step: noting(choice.ABREAST, step, seen)}))
+    parameters = {"eps": 1e-2, "dtype": torch.promote_types(dtype, torch.float32)}
+    layer = randomise(layers_of_small_groups(**parameters)[name]).train(training)
+    compare(layer, channels_last(make_input(shape, dtype, mix=0.1)), dtype)
+    fixed = name.startswith("bw") and not training
+    assert seen >= ({"apply"} if fixed else {"moments", "apply", "map_gradients", "input_gradient"})
+
+
+def noting(kernels, step, seen):
+    def run(*given):
+        seen.add(step)
+        return getattr(kernels, step)(*given)
+
+    return run
 
 
 @pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)

@@ -17,6 +17,7 @@ from whitenorm.lab.tasks.classification.images import normalisation
 from whitenorm.lab.tasks.classification.presets import PRESETS
 from whitenorm.lab.training import Train, fit, load, recalibration
 from whitenorm.lab.training.evaluation import Evaluate, evaluate
+from whitenorm.lab.training.folder import AnotherRunError, RunFolder
 from whitenorm.lab.training.naming import run_name
 
 OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
@@ -55,6 +56,38 @@ def test_load_from_a_checkpoint(tmp_path):
     model = load(tmp_path)
     state = torch.load(tmp_path / "checkpoints/step-000000004.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, state[f"model.{name}"]) for name, value in model.state_dict().items())
+
+
+def test_a_run_of_before_there_was_an_option_goes_on(tmp_path):
+    old = {name: value for name, value in Train(**OPTIONS).to_dict().items() if name != "channels_last"}
+    folder = RunFolder(tmp_path)
+    folder.check_same(old, Train(**OPTIONS))
+    with pytest.raises(AnotherRunError, match="channels_last \\(was False, now True\\)"):
+        folder.check_same(old, Train(**OPTIONS, channels_last=True))
+
+
+def test_channels_last_is_the_same_but_for_rounding():
+    seen = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer, module):
+            conv = next(part for part in module.model.modules() if isinstance(part, nn.Conv2d))
+            seen.append(conv.weight)
+            conv.register_forward_hook(lambda conv, inputs, output: seen.extend([*inputs, output]))
+
+    # Of one channel, all formats are one.
+    torch.manual_seed(0)
+    split = data.Split(torch.randint(256, (60, 3, 8, 8), dtype=torch.uint8), torch.arange(60) % 4)
+    dataset = data.Dataset("mine", split, split, 4)
+    options = {**OPTIONS, "norm": "dbn", "group_size": 4, "batch_size": 20, "train_images": None, "test_images": None}
+    found = [
+        fit(Train(**options, augment=True, channels_last=last), dataset=dataset, callbacks=[Look()] * last)
+        for last in (False, True)
+    ]
+    assert len(seen) > 6
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in seen)
+    losses = [[epoch.train_loss for epoch in outcome.epochs] for outcome in found]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_load_double(tmp_path):

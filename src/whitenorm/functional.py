@@ -26,7 +26,7 @@ from whitenorm.core.ranks import Group
 from whitenorm.core.samples import whiten_samples
 from whitenorm.core.whiten import Plan
 from whitenorm.core.whiten import whiten as whiten_groups
-from whitenorm.kernels.choice import DUAL, kernels_for, sample_kernels
+from whitenorm.kernels.choice import DUAL, groups_abreast, kernels_for, sample_kernels
 from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
 from whitenorm.runtime.function import call
 from whitenorm.runtime.mode import is_tracing
@@ -335,7 +335,7 @@ def _fixed_whitening(
         learns = torch.is_grad_enabled() and not is_tracing()
         mean = layout.parameter(mean.to(wide, copy=learns)).squeeze(-1).unsqueeze(0)
         whitening = whitening.to(wide, copy=learns).unsqueeze(0)
-        given = input, whitening, mean, weight, bias, layout, kernels
+        given = input, whitening, mean, weight, bias, layout, groups_abreast(kernels, input, *layout[:3])
         return call(FixedMap, *given) if learns else fixed_map(*given)
 
 
@@ -343,7 +343,7 @@ def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, m
     """How groups of channels are whitened."""
     kernels = kernels_for(input, method.solver, group_size, masked)
     layout = channel_groups(input, group_size, not method.uses_own(), kernels.as_it_lies)
-    return Plan(layout, method, kernels, group)
+    return Plan(layout, method, groups_abreast(kernels, input, *layout[:3]), group)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from whitenorm.kernels import trust
-from whitenorm.kernels.torch import dual
+from whitenorm.kernels.torch import abreast, dual
 from whitenorm.kernels.torch.apply import apply
 from whitenorm.kernels.torch.input_gradient import input_gradient
 from whitenorm.kernels.torch.map_gradients import map_gradients
 from whitenorm.kernels.torch.moments import moments
 from whitenorm.kernels.torch.solve import solve, solve_backward
 from whitenorm.kernels.types import Back, MapGradients, Measured, Solved
+from whitenorm.runtime.memory import nbytes
 from whitenorm.runtime.mode import is_transformed
 from whitenorm.solvers.base import Solver
 from whitenorm.solvers.newton import Newton
@@ -28,6 +29,8 @@ MODES = ("auto", "torch", "triton")
 # The largest matrix that Triton solves for in one program, and the largest that its other kernels are made for.
 _LARGEST_SOLVED = 64
 _LARGEST = 1024
+# Bytes: of a smaller x, making matrices wide takes longer than it saves.
+_WORTH_WIDENING = 2**20
 
 
 class Kernels(NamedTuple):
@@ -51,6 +54,13 @@ DUAL = Kernels(
     dual.solve_backward,
     dual.input_gradient,
     as_it_lies=False,
+)
+# In the same layout as TORCH.
+ABREAST = TORCH._replace(
+    moments=abreast.moments,
+    apply=abreast.apply,
+    map_gradients=abreast.map_gradients,
+    input_gradient=abreast.input_gradient,
 )
 
 
@@ -100,6 +110,13 @@ def kernels_for(x: Tensor, solver: Solver | None, features: int, masked: bool = 
     return _triton() if solved else _triton()._replace(solve=solve, solve_backward=solve_backward)
 
 
+def groups_abreast(kernels: Kernels, x: Tensor, groups: int, features: int, rows: bool) -> Kernels:
+    """The same kernels, or those that take several groups at once, of few channels that are neighbours in memory."""
+    if kernels is not TORCH or not rows or x.device.type != "cpu" or is_transformed() or nbytes(x) < _WORTH_WIDENING:
+        return kernels
+    return ABREAST if abreast.width(groups, features) > features else kernels
+
+
 def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
     """The pair that whitens samples ``x[N, 1, K, J, P]`` of which one program holds a whole one; None where not."""
     if not kernels.as_it_lies or type(solver) is not Newton:
@@ -110,8 +127,9 @@ def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
 
 
 def under_transforms(kernels: Kernels) -> Kernels:
-    """The same kernels, or torch's in place of Triton's where autograd records or a transform is at work."""
-    return TORCH if kernels.as_it_lies and (torch.is_grad_enabled() or is_transformed()) else kernels
+    """The same kernels, or torch's plain ones where autograd records or a transform is at work."""
+    recorded = torch.is_grad_enabled() or is_transformed()
+    return TORCH if recorded and (kernels.as_it_lies or kernels is ABREAST) else kernels
 
 
 def takes_triton(x: Tensor) -> bool:

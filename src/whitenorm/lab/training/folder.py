@@ -43,16 +43,19 @@ class RunFolder:
         self.check_same(old, config)
 
     def check_same(self, old: dict[str, Any], config: Run) -> None:
-        """Refuse another configuration than that of the folder, as JSON has it."""
+        """Refuse another configuration than that of the folder, as JSON has it.
+
+        Options that an older version had not were as their defaults are.
+        """
         if "task" not in old:
             raise AnotherRunError(
                 f"expected a run that this version can go on with (got {self.path}, a run of an earlier one); choose "
                 "another --folder, or remove that one"
             )
-        new = config.to_dict()
-        differing = [name for name in new if name not in config.aside and old.get(name) != new[name]]
+        old, new = {**type(config)().to_dict(), **old}, config.to_dict()
+        differing = [name for name in new if name not in config.aside and old[name] != new[name]]
         if differing:
-            listed = ", ".join(f"{name} (was {old.get(name)!r}, now {new[name]!r})" for name in differing)
+            listed = ", ".join(f"{name} (was {old[name]!r}, now {new[name]!r})" for name in differing)
             raise AnotherRunError(
                 f"expected the configuration that {self.path} was made with (got other values of {listed}); choose "
                 "another --folder, or remove that one"

@@ -24,6 +24,7 @@ EXPERIMENT = entry(
         "test_images": 5000,
         "epochs": 20,
         "test_every": 5,
+        "channels_last": True,
     },
     smoke={
         "width": 6,

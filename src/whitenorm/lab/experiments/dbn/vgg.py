@@ -48,6 +48,7 @@ EXPERIMENT = entry(
         "epochs": 10,
         "every": 80,
         "test_every": 5,
+        "channels_last": True,
     },
     smoke={
         "rates": {"sgd": [0.1, 0.4], "adam": [0.001]},

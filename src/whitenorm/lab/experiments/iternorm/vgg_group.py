@@ -55,6 +55,7 @@ EXPERIMENT = entry(
         "train_images": 20000,
         "epochs": 40,
         "test_every": 10,
+        "channels_last": True,
     },
     smoke={
         "width": 4,

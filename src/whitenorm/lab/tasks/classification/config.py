@@ -58,6 +58,9 @@ class Train(Run, NormOptions):
     """Hold so many of the training images out, drawn by the seed, and test on them too; the papers' 5,000."""
     test_images: int | None = None
     """Test on the first so many; all if not given."""
+    channels_last: bool = False
+    """Images and weights with the channels of a pixel side by side in memory: faster on GPUs with tensor cores, and
+    with BatchNorm on most CPUs; the same but for rounding."""
     label_smoothing: float = 0.0
     """Share of the target spread over all classes."""
     mixup: float = 0.0

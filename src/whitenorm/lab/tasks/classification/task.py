@@ -62,7 +62,7 @@ class Classification(Task[Train]):
 
     def build(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
-        return nets.build(
+        net = nets.build(
             config.net,
             description["classes"],
             config.norm,
@@ -78,6 +78,10 @@ class Classification(Task[Train]):
             weights=None if self._source is None else config.weights,
             images=self._calibration(),
         )
+        return net.to(memory_format=self._format())  # type: ignore[call-overload]
+
+    def _format(self) -> torch.memory_format:
+        return torch.channels_last if self.config.channels_last else torch.preserve_format
 
     def _calibration(self) -> Tensor | None:
         """Training images that a norm without population is set by, in a net that begins with trained weights."""
@@ -108,14 +112,15 @@ class Classification(Task[Train]):
 
     def on_device(self, batch: Any) -> Batch:
         batch = Batch(*batch)
-        if self.mean is None:
-            return batch
-        images = (batch.images.to(self.mean.dtype) - self.mean) * self.factor
+        images = batch.images if self.mean is None else self._prepared(batch, self.mean)
+        return batch._replace(images=images.to(memory_format=self._format()), draws=None)
+
+    def _prepared(self, batch: Batch, mean: Tensor) -> Tensor:
+        """Images of a set in memory, which come as bytes."""
+        images = (batch.images.to(mean.dtype) - mean) * self.factor
         if batch.draws is not None:
             images = crop_and_flip(images, batch.draws)
-        if self.config.resize is not None:
-            images = resized(images, self.config.resize)
-        return Batch(images, batch.labels)
+        return images if self.config.resize is None else resized(images, self.config.resize)
 
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
         images, labels, _ = batch
