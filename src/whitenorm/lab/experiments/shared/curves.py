@@ -38,7 +38,7 @@ def curves(panels: Mapping[str, Mapping[str, Results]]) -> Figure:
     for panel in axes.flat[len(panels) :]:
         panel.set_axis_off()
     handles = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
-    handles += [Line2D([], [], color="grey", linestyle=style, label=_WORDS[w]) for w, style in _STYLES.items()]
+    handles += [Line2D([], [], color="black", linestyle=style, label=_WORDS[w]) for w, style in _STYLES.items()]
     ncols = min(len(handles), _ENTRIES if columns > 1 else _ENTRIES // 2 + 1)
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, fontsize=8)
     return figure
