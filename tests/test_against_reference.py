@@ -137,6 +137,17 @@ def test_groups_abreast(name, shape, dtype, widest, training, monkeypatch):
     assert seen >= ({"apply"} if fixed else {"moments", "apply", "map_gradients", "input_gradient"})
 
 
+def test_what_is_not_finite_stays_out_of_the_statistics_abreast(monkeypatch):
+    monkeypatch.setattr(choice, "_WORTH_WIDENING", 1)
+    layer = whitenorm.BatchWhitening(12, 2)
+    x = channels_last(make_input((5, 12, 6, 7), torch.float32))
+    x[0, 4] = math.nan
+    assert layer(x)[:, 4:6].isnan().all()
+    finite = layer.running_whitening.isfinite().all((1, 2))
+    assert finite.tolist() == [True, True, False, True, True, True]
+    assert layer.running_mean.isfinite().tolist() == [channel != 4 for channel in range(12)]
+
+
 def noting(kernels, step, seen):
     def run(*given):
         seen.add(step)

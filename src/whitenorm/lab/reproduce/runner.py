@@ -151,10 +151,10 @@ def _make(
         torch.manual_seed(runs[0].seed)
         found = [experiment.run(settings, contexts[0])]
     seconds = (time.perf_counter() - start) / len(runs)
-    for run, values, context in zip(runs, found, contexts, strict=True):
+    for run, values in zip(runs, found, strict=True):
         run.values, run.seconds = values, seconds
         store.add(run)
-        shutil.rmtree(context.folder or "", ignore_errors=True)
+        shutil.rmtree(store.folder(run), ignore_errors=True)
 
 
 def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
