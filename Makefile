@@ -7,7 +7,7 @@ READY := .venv/.ready
 OLDEST_TORCH := 2.6.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: setup demo test test-torch fuzz torture lint style format bench gpu-check docs docs-serve wheel clean
+.PHONY: setup demo test test-torch fuzz torture lint style format bench pages gpu-check docs docs-serve wheel clean
 
 setup: $(READY)
 
@@ -59,6 +59,11 @@ fuzz: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# What README and docs say of stored results, written anew: before every commit of a result.
+pages: $(READY)
+	$(BIN)/whitenorm report --readme README.md --page docs/claims.md --guides docs/*.md
+	$(BIN)/python -m benchmarks.pages
 
 # The Triton kernels compiled for cards that need not be there: make gpu-check ARGS=--write
 gpu-check: $(READY)

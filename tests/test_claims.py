@@ -91,7 +91,7 @@ def test_found_beside_advice(several, tmp_path):
 
 
 def test_what_the_texts_say_was_found_is_what_was():
-    """Where it fails: whitenorm report --readme README.md --page docs/claims.md --guides docs/*.md."""
+    """Where it fails: make pages."""
     outcomes = gather(ROOT / "results", "default")
     for path in PAGES:
         text = path.read_text(encoding="utf-8")

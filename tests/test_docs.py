@@ -35,7 +35,7 @@ def test_code_runs(path):
 
 @pytest.mark.parametrize("path", [path for path in PAGES if "<!-- found: " in path.read_text("utf-8")], ids=name)
 def test_what_was_found_is_what_was(path):
-    """Where it fails: whitenorm report --guides with the pages that have such marks."""
+    """Where it fails: make pages."""
     found = pytest.importorskip("whitenorm.lab.reproduce.found")
     outcomes = pytest.importorskip("whitenorm.lab.reproduce.outcomes").gather(ROOT / "results", "default")
     assert found.with_found(path, outcomes) == path.read_text(encoding="utf-8")

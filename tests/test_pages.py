@@ -10,7 +10,7 @@ README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_pages_are_not_stale():
-    """Else: python -m benchmarks.pages."""
+    """Else: make pages."""
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert stale == []
 

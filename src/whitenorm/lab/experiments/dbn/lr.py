@@ -39,6 +39,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 6b",
     title="Four times the learning rate",
-    cost="1.2 h of one core",
+    cost="1.4 h of one core",
     data=("cifar10",),
 )

@@ -64,6 +64,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 5",
     title="VGG-A on CIFAR-10: optimizer, activation, place of the norm",
-    cost="2.7 h of one core",
+    cost="2.2 h of one core",
     data=("cifar10",),
 )
