@@ -10,7 +10,7 @@ and 6 epochs whitened all channels at once, and there DBN was behind BN; a probe
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.shared.classification import entry, last, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, entry, last, lower_error, variants
 from whitenorm.lab.reproduce.evidence import Evidence, lower
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
@@ -52,15 +52,7 @@ EXPERIMENT = entry(
         "epochs": 30,
         "test_every": 10,
     },
-    smoke={
-        "width": 4,
-        "group_share": 0.125,
-        "resize": 16,
-        "train_images": 64,
-        "test_images": 16,
-        "epochs": 1,
-        "batch_size": 32,
-    },
+    smoke={"width": 4, "group_share": 0.125, "resize": 16, **FEW},
     first_seed=20,
     paper="DBN",
     where="fig. 6a",

@@ -9,7 +9,7 @@ Command: ``whitenorm reproduce dbn-lr --data ROOT``.
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.shared.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnRate
 
 EXPERIMENT = entry(
@@ -26,15 +26,7 @@ EXPERIMENT = entry(
         "test_every": 5,
         "channels_last": True,
     },
-    smoke={
-        "width": 6,
-        "group_share": 0.15,
-        "resize": 16,
-        "train_images": 64,
-        "test_images": 16,
-        "epochs": 1,
-        "batch_size": 32,
-    },
+    smoke={"width": 6, "group_share": 0.15, "resize": 16, **FEW},
     first_seed=20,
     paper="DBN",
     where="fig. 6b",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whitenorm.lab.experiments.shared.classification import below_bn, entry, last, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, below_bn, entry, last, lower_error, variants
 from whitenorm.lab.reproduce.evidence import Evidence, lower, not_run
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
@@ -68,7 +68,7 @@ EXPERIMENT = entry(
         "epochs": 10,
         "test_every": 2,
     },
-    smoke={"cases": ["Res-20"], "width": 4, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    smoke={"cases": ["Res-20"], "width": 4, **FEW},
     first_seed=20,
     paper="DBN",
     where="table 1",

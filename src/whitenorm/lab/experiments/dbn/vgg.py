@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whitenorm.lab.experiments.shared.classification import entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnVgg
 
 _CASES: dict[str, dict[str, Any]] = {
@@ -54,11 +54,8 @@ EXPERIMENT = entry(
         "rates": {"sgd": [0.1, 0.4], "adam": [0.001]},
         "width": 4,
         "group_share": 0.125,
-        "train_images": 64,
         "validation_images": 16,
-        "test_images": 16,
-        "epochs": 1,
-        "batch_size": 32,
+        **FEW,
     },
     first_seed=20,
     paper="DBN",

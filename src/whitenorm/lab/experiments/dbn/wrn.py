@@ -9,7 +9,7 @@ Command: ``whitenorm reproduce dbn-wrn --data ROOT``.
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.shared.classification import below_bn, entry, variants
+from whitenorm.lab.experiments.shared.classification import FEW, below_bn, entry, variants
 from whitenorm.lab.tasks.classification.presets.dbn import DbnWrn
 
 _CASES = {
@@ -31,7 +31,7 @@ EXPERIMENT = entry(
     variants(DbnWrn(), _CASES, {"BN": {"norm": "bn", "where": "all", "bias": True}, "DBN-scale-L1": {}}),
     below_bn(_PRINTED),
     reduced={**_HERE, "train_images": 10000, "epochs": 20, "test_every": 5},
-    smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    smoke={**_HERE, **FEW},
     first_seed=20,
     paper="DBN",
     where="table 2",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whitenorm.lab.experiments.shared.classification import entry, errors_below, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 
@@ -62,16 +62,7 @@ EXPERIMENT = entry(
         "epochs": 15,
         "test_every": 5,
     },
-    smoke={
-        "cases": ["batch 256"],
-        "width": 4,
-        "group_share": 0.125,
-        "resize": 16,
-        "train_images": 64,
-        "test_images": 16,
-        "epochs": 1,
-        "batch_size": 32,
-    },
+    smoke={"cases": ["batch 256"], "width": 4, "group_share": 0.125, "resize": 16, **FEW},
     first_seed=20,
     paper="IterNorm",
     where="fig. 6",

@@ -13,7 +13,7 @@ between its seeds (0.6 to 1.9). Command: ``whitenorm reproduce iternorm-vgg-grou
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.shared.classification import entry, last, variants
+from whitenorm.lab.experiments.shared.classification import FEW, entry, last, variants
 from whitenorm.lab.reproduce.evidence import Evidence, alike, every
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.reproduce.results import Results
@@ -57,15 +57,7 @@ EXPERIMENT = entry(
         "test_every": 10,
         "channels_last": True,
     },
-    smoke={
-        "width": 4,
-        "group_share": _SHARE / 2,
-        "resize": 16,
-        "train_images": 64,
-        "test_images": 16,
-        "epochs": 1,
-        "batch_size": 32,
-    },
+    smoke={"width": 4, "group_share": _SHARE / 2, "resize": 16, **FEW},
     first_seed=20,
     stand_ins={f"group size of {_SIZES[-2]}": f"group size of {round(_SHARE * _SIZES[-2])}"},
     paper="IterNorm",

@@ -7,7 +7,7 @@ scale has a net of 8 channels in its first layer, 20,000 images at 16² and 15 e
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.shared.classification import entry, errors_below, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, entry, errors_below, lower_error, variants
 from whitenorm.lab.reproduce.experiment import Claim
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormVgg
 
@@ -25,7 +25,7 @@ EXPERIMENT = entry(
         lower_error("T = 5", "T = 7", "a picture: T = 7 tests significantly worse"),
     ),
     reduced={"width": 8, "resize": 16, "train_images": 20000, "epochs": 15, "test_every": 5},
-    smoke={"width": 4, "resize": 16, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    smoke={"width": 4, "resize": 16, **FEW},
     first_seed=20,
     paper="IterNorm",
     where="fig. 7a",

@@ -9,7 +9,7 @@ the same as those of ``dbn-wrn``, and made once for both. Command: ``whitenorm r
 
 from __future__ import annotations
 
-from whitenorm.lab.experiments.shared.classification import below_bn, entry, lower_error, variants
+from whitenorm.lab.experiments.shared.classification import FEW, below_bn, entry, lower_error, variants
 from whitenorm.lab.tasks.classification.presets.iternorm import IternormWrn
 
 _CASES = {"WRN-28-10": {}, "WRN-40-10": {"net": "wrn-40-10"}}
@@ -24,7 +24,7 @@ EXPERIMENT = entry(
         *(lower_error(f"IterNorm, {case}", f"BN, {case}", "fig. 8: trains faster", "train_error") for case in _CASES),
     ),
     reduced={**_HERE, "train_images": 10000, "epochs": 20, "test_every": 5},
-    smoke={**_HERE, "train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32},
+    smoke={**_HERE, **FEW},
     first_seed=20,
     paper="IterNorm",
     where="table 1",

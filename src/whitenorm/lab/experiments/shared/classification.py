@@ -30,6 +30,8 @@ from whitenorm.lab.training import DivergenceError, Outcome, Train
 # Of the last test on images that are held out.
 _HELD_OUT = "held_out_error"
 Panels = Mapping[str, Mapping[str, Train]]
+FEW: Settings = {"train_images": 64, "test_images": 16, "epochs": 1, "batch_size": 32}
+"""Of the smoke scale of entries on CIFAR: two steps of one epoch."""
 
 
 def variants(
