@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,30 @@ def one_legend(figure: Figure, panels: Iterable[Axes], columns: int = 8) -> None
     figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, fontsize=8)
 
 
+def break_titles(figure: Figure) -> None:
+    """Break titles that are wider than their panels into lines, as next to others they would be cut off or run on.
+
+    Example::
+
+        >>> from matplotlib import pyplot as plt
+        >>> figure, axes = plt.subplots(figsize=(2, 2))
+        >>> _ = axes.set_title("four-layer MLP of 128 units")
+        >>> break_titles(figure)
+        >>> axes.get_title().count("\\n"), axes.get_title().replace("\\n", " ")
+        (1, 'four-layer MLP of 128 units')
+        >>> plt.close(figure)
+    """
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        room, words = axes.get_window_extent().width, axes.get_title()
+        taken = axes.title.get_window_extent().width
+        if taken > room:
+            axes.set_title(textwrap.fill(words, int(len(words) * room / taken)))
+
+
 def save(figure: Figure, path: Path) -> None:
     """As a PNG, of 256 colours where it would be large: results are kept beside the code."""
+    break_titles(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
     if buffer.tell() <= _LARGE:

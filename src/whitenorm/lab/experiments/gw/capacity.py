@@ -205,12 +205,16 @@ def draw(results: Results) -> Figure:
         base = [[100 - error] * len(groups) for error in _errors(results, hidden, "plain")]
         spread_line(panel, groups, base, "Base", color="grey", linestyle="--")
         units = f" of {settings['width']} units" if hidden else ""
-        panel.set(title=f"{_TITLES[hidden]}{units}, {settings['images']:,} images")
+        panel.set(title=f"{_TITLES[hidden]}{units},\n{settings['images']:,} images")
         panel.set(xlabel="groups g", ylabel="training accuracy in %")
     one_legend(figure, axes)
     return figure
 
 
+_STILL_FALLING = "All errors of linear classifiers were still falling at the end."
+_NOT_WHITE = (
+    "With more groups than a group has values, as with 4, they cannot be white, and Newton's steps only come near it."
+)
 _SENSITIVE = "more sensitive to the number; judged: rise of the error from the fewest groups to c = 8 and c = 4"
 
 EXPERIMENT = Experiment(
@@ -218,22 +222,27 @@ EXPERIMENT = Experiment(
     paper="GW",
     where="fig. 5",
     title="Fitting random labels",
-    cost="1.6 h of one core",
+    cost="1 h of one core",
     data=("mnist",),
     reduction=(
         "Linear classifiers with 10,000 images of 60,000, one layer of 32 units with 4,000 and four layers of 128 with "
         "2,000 instead of 256 and 1,280 units; 100, 60 and 40 epochs of 1,000, three learning rates of five."
     ),
     claims=(
-        Claim("Linear: GN and GW are below Base", "lower accuracy", _below(_LINEAR, ("plain", "GN"), ("plain", "GW"))),
+        Claim(
+            "Linear: GN and GW are below Base",
+            "lower accuracy",
+            _below(_LINEAR, ("plain", "GN"), ("plain", "GW")),
+            otherwise=_STILL_FALLING,
+        ),
         Claim("Linear: GN falls with more groups", "decreases with the group number", _falls_steadily("GN")),
         Claim("Linear: GW falls with more groups", "decreases with the group number", _falls_steadily("GW")),
         Claim("One layer: GN and GW are below Base", "lower accuracy", _below(_ONE, ("plain", "GN"), ("plain", "GW"))),
         Claim("One layer: both fall with too many groups", "significantly degenerated", _falls(_ONE)),
-        Claim("One layer: GW falls more than GN", _SENSITIVE, _more_sensitive(_ONE)),
+        Claim("One layer: GW falls more than GN", _SENSITIVE, _more_sensitive(_ONE), otherwise=_NOT_WHITE),
         Claim("Four layers: both are above Base", "higher accuracy", _below(_FOUR, ("GN", "plain"), ("GW", "plain"))),
         Claim("Four layers: both fall with too many groups", "significantly degenerated", _falls(_FOUR)),
-        Claim("Four layers: GW falls more than GN", _SENSITIVE, _more_sensitive(_FOUR)),
+        Claim("Four layers: GW falls more than GN", _SENSITIVE, _more_sensitive(_FOUR), otherwise=_NOT_WHITE),
         Claim("Four layers: the best of GW is above that of GN", "higher accuracy", _below(_FOUR, ("GW", "GN"))),
     ),
     scales={
