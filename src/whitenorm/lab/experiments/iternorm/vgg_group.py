@@ -63,6 +63,6 @@ EXPERIMENT = entry(
     paper="IterNorm",
     where="fig. 7b",
     title="Group size on VGG",
-    cost="2.5 h of one core",
+    cost="1.6 h of one core",
     data=("cifar10",),
 )
