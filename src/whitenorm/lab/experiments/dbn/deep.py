@@ -57,6 +57,6 @@ EXPERIMENT = entry(
     paper="DBN",
     where="fig. 6a",
     title="Deeper nets without shortcuts",
-    cost="3.2 h of one core",
+    cost="1.8 h of one core",
     data=("cifar10",),
 )
