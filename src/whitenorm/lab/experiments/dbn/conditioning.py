@@ -31,7 +31,7 @@ from whitenorm.lab.experiments.shared import faces
 from whitenorm.lab.fitting import centred
 from whitenorm.lab.reproduce.evidence import Evidence, alike, every, lower
 from whitenorm.lab.reproduce.experiment import Claim, Context, Experiment, Settings
-from whitenorm.lab.reproduce.plots import finish, spread_line
+from whitenorm.lab.reproduce.plots import one_legend, spread_line
 from whitenorm.lab.reproduce.results import Results
 
 _NORMS = ("NNN", "LN", "BN", "DBN")
@@ -108,12 +108,11 @@ def draw(results: Results) -> Figure:
         label = f"{name}, {faces.describe(found)}"
         if all(found.values("fisher")):
             curves = 10 ** np.array(found.values("fisher"))
-            spread_line(left, found[0].values["fisher_step"], curves.tolist(), name, marker="o")
+            spread_line(left, found[0].values["fisher_step"], curves.tolist(), label, marker="o")
         spread_line(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
     left.set(xlabel="updates", ylabel="condition number", yscale="log", title="Fisher information of the last layer")
     right.set(xlabel="seconds in steps", ylabel="training loss", yscale="log", title="loss over time")
-    finish(left)
-    finish(right)
+    one_legend(figure, (left, right), columns=3)
     return figure
 
 
@@ -125,7 +124,7 @@ EXPERIMENT = Experiment(
     paper="DBN",
     where="fig. 3",
     title="Conditioning of the last layer's Fisher information",
-    cost="2.8 h of one core",
+    cost="1.2 h of one core",
     data=("yaleb",),
     reduction=("1,000 steps, where the paper prints no number; NNN with three intervals of five."),
     claims=(
