@@ -79,7 +79,8 @@ def break_titles(figure: Figure) -> None:
         room, words = axes.get_window_extent().width, axes.get_title()
         taken = axes.title.get_window_extent().width
         if taken > room:
-            axes.set_title(textwrap.fill(words, int(len(words) * room / taken)))
+            longest = max(map(len, words.splitlines()))
+            axes.title.set_text(textwrap.fill(words, max(1, int(longest * room / taken)), break_long_words=False))
 
 
 def save(figure: Figure, path: Path) -> None:
