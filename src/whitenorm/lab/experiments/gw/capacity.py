@@ -211,9 +211,10 @@ def draw(results: Results) -> Figure:
     return figure
 
 
-_STILL_FALLING = "All errors of linear classifiers were still falling at the end."
+_STILL_FALLING = "At the default scale all errors of linear classifiers were still falling at the end."
 _NOT_WHITE = (
-    "With more groups than a group has values, as with 4, they cannot be white, and Newton's steps only come near it."
+    "With more groups than a group has values, as with 4, they cannot be white, and Newton's steps only come near it; "
+    "whether that is why was not asked."
 )
 _SENSITIVE = "more sensitive to the number; judged: rise of the error from the fewest groups to c = 8 and c = 4"
 
