@@ -29,7 +29,7 @@ from whitenorm.core.whiten import whiten as whiten_groups
 from whitenorm.kernels.choice import DUAL, groups_abreast, kernels_for, sample_kernels
 from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
 from whitenorm.runtime.function import call
-from whitenorm.runtime.mode import is_tracing
+from whitenorm.runtime.mode import is_forward_mode, is_tracing
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
 
@@ -336,7 +336,7 @@ def _fixed_whitening(
         mean = layout.parameter(mean.to(wide, copy=learns)).squeeze(-1).unsqueeze(0)
         whitening = whitening.to(wide, copy=learns).unsqueeze(0)
         given = input, whitening, mean, weight, bias, layout, groups_abreast(kernels, input, *layout[:3])
-        return call(FixedMap, *given) if learns else fixed_map(*given)
+        return call(FixedMap, *given) if learns and not is_forward_mode() else fixed_map(*given)
 
 
 def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, masked: bool = False) -> Plan:

@@ -110,12 +110,13 @@ def _empty_channels_last(like: Tensor) -> Tensor:
 
 
 def written(step: Callable[..., Tensor], layout: Layout, like: Tensor, *given: Any) -> Tensor:
-    """What a step makes of its tensors, in the shape, memory format and dtype of ``like``: written there if it may be.
+    """Run a step, and return its result in the shape, memory format and dtype of ``like``.
 
-    A new tensor, and no view of one: its user may change it in place.
+    The result is always a new tensor, never a view of one: an autograd function must not return a view, or an in-place
+    activation behind the layer fails. (Compilers merge the copy with what follows.)
     """
     if not may_write_in_place():
-        return layout.join(step(*given, None), like).to(like.dtype)
+        return layout.join(step(*given, None), like).to(like.dtype, copy=True)
     whole, out = layout.empty(like)
     step(*given, out)
     return layout.fill(whole, out)

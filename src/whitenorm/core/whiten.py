@@ -18,7 +18,7 @@ from whitenorm.kernels.running import update
 from whitenorm.kernels.torch.solve import pooled
 from whitenorm.kernels.types import Kept, Measured, Method, Mixing, Moments, Running
 from whitenorm.runtime.function import call
-from whitenorm.runtime.mode import is_transformed
+from whitenorm.runtime.mode import is_forward_mode, is_transformed
 from whitenorm.runtime.precision import compute_dtype, no_autocast
 from whitenorm.runtime.vjp import present_vjp
 
@@ -59,11 +59,14 @@ def whiten(
         mask: which positions count in statistics of the batch, ``(N, ...)``; the others give 0.
         running: statistics to take this batch's into.
     """
-    # Compilers and transforms do not follow a write within an autograd function: there it comes after.
-    within = None if is_transformed() else running
     logits, statistics = mixing or (None, None), population or (None, None)
     # By a plain constructor, which the compilers of older versions trace.
     given = _Given(x, weight, bias, logits[0], logits[1], statistics[0], statistics[1], mask)
+    if is_forward_mode():
+        with no_autocast(x):
+            return _differentiable(given, plan, running)
+    # Compilers and transforms do not follow a write within an autograd function: there it comes after.
+    within = None if is_transformed() else running
     y, *outputs = call(_Whiten, *given, plan, within)
     if running is not None and within is None:
         update(running, *_recorded(given, plan, outputs))
@@ -119,13 +122,21 @@ def _measured(prepared: _Given, plan: Plan, kernels: Kernels) -> Measured:
     return measured if measured.batch is None else Measured(measured.own, over_ranks(measured.batch, plan.group))
 
 
-def _differentiable(given: _Given, plan: Plan) -> Tensor:
-    """The same y, as a graph of differentiable operations: what a second derivative is taken of."""
+def _differentiable(given: _Given, plan: Plan, running: Running | None = None) -> Tensor:
+    """Compute the same y by differentiable operations, for second derivatives and forward mode."""
+    if plan.group is not None:
+        raise RuntimeError(
+            "expected only first derivatives in reverse mode of statistics that are synchronised over ranks (got "
+            "create_graph=True, a gradient of a gradient, or forward mode); set the layers' process_group to None for "
+            "those"
+        )
     kernels = under_transforms(plan.kernels)
     prepared = given.prepared(plan.layout)
     measured = _measured(prepared, plan, kernels)
     mean, cov = pooled(measured, plan.method, prepared.mixing())
     whitening = plan.method.solver.differentiable(cov)
+    if running is not None and measured.batch is not None:
+        update(running, measured.batch, whitening)
     affine = prepared.weight, prepared.bias
     return given.cleared(written(kernels.apply, plan.layout, given.x, prepared.x, whitening, mean, *affine))
 
@@ -273,11 +284,6 @@ def differentiable_backward(
 
 def _backward_differentiably(given: _Given, plan: Plan, grad: Tensor) -> list[Tensor | None]:
     """The same gradients as a graph, for a derivative of the derivative."""
-    if plan.group is not None:
-        raise RuntimeError(
-            "expected no second derivative of statistics that are synchronised over ranks (got create_graph=True, or a "
-            "gradient of a gradient); set the layers' process_group to None for it"
-        )
 
     def forward(*tensors: Any) -> Tensor:
         return _differentiable(_Given._make((*tensors, *given[5:])), plan)

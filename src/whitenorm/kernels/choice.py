@@ -21,7 +21,7 @@ from whitenorm.kernels.torch.moments import moments
 from whitenorm.kernels.torch.solve import solve, solve_backward
 from whitenorm.kernels.types import Back, MapGradients, Measured, Solved
 from whitenorm.runtime.memory import nbytes
-from whitenorm.runtime.mode import is_transformed
+from whitenorm.runtime.mode import is_forward_mode, is_transformed, may_write_in_place
 from whitenorm.solvers.base import Solver
 from whitenorm.solvers.newton import Newton
 
@@ -128,7 +128,7 @@ def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
 
 def under_transforms(kernels: Kernels) -> Kernels:
     """The same kernels, or torch's plain ones where autograd records or a transform is at work."""
-    recorded = torch.is_grad_enabled() or is_transformed()
+    recorded = not may_write_in_place()
     return TORCH if recorded and (kernels.as_it_lies or kernels is ABREAST) else kernels
 
 
@@ -136,7 +136,7 @@ def takes_triton(x: Tensor) -> bool:
     """Whether this tensor is one for Triton's kernels, as things are set."""
     if _mode == "torch" or (_mode == "auto" and not x.is_cuda):
         return False
-    if is_transformed() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
+    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
         return False
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False

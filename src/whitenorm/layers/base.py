@@ -22,11 +22,12 @@ from whitenorm.core.check import (
 from whitenorm.core.ranks import Group
 from whitenorm.functional import population_whitening
 from whitenorm.layers import loading
+from whitenorm.layers.leaf import LeafModule
 from whitenorm.runtime.precision import compute_dtype
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
-class Whitening(nn.Module):
+class Whitening(LeafModule):
     """Groups of ``group_size`` neighbouring channels, a solver, and γ and β a channel."""
 
     weight: nn.Parameter | None

@@ -14,6 +14,7 @@ from whitenorm.core.check import check_divides, check_eps, check_positive, root_
 from whitenorm.core.mask import cleared
 from whitenorm.functional import group_whitening, instance_whitening
 from whitenorm.layers.base import Whitening
+from whitenorm.layers.leaf import LeafModule
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -139,7 +140,7 @@ def _default_groups(features: int) -> int:
     return groups
 
 
-class LayerWhitening(nn.Module):
+class LayerWhitening(LeafModule):
     r"""Group Whitening of every token's features; LayerNorm's place, and its arguments.
 
     `Group Whitening <https://arxiv.org/abs/2009.13333>`_, appendix G. The C features of a token form ``num_groups``

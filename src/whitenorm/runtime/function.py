@@ -9,6 +9,7 @@ import torch
 from whitenorm.runtime.mode import is_tracing, is_transformed
 
 _EAGER: dict[type[torch.autograd.Function], type[torch.autograd.Function]] = {}
+_TRANSFORMED: dict[type[torch.autograd.Function], type[torch.autograd.Function]] = {}
 
 
 def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
@@ -17,6 +18,9 @@ def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     Transforms need such functions, but PyTorch asks for the signature of each at every call, which takes as long as
     several operations. Where no transform is at work, the same function with forward and context in one is called.
     TorchScript's tracer gets the operations themselves.
+
+    A function's derivative in forward mode is named ``forward_derivative``, not ``jvp``, as compilers refuse functions
+    that have a ``jvp``.
 
     Example::
 
@@ -37,11 +41,20 @@ def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """
     if is_tracing():
         return function.forward(*inputs)
-    if is_transformed():
+    if torch.compiler.is_compiling():
         return function.apply(*inputs)
+    if is_transformed():
+        if function not in _TRANSFORMED:
+            _TRANSFORMED[function] = type(function.__name__, (function,), _forward_mode(function))
+        return _TRANSFORMED[function].apply(*inputs)
     if function not in _EAGER:
         _EAGER[function] = _eager(function)
     return _EAGER[function].apply(*inputs)
+
+
+def _forward_mode(function: type[torch.autograd.Function]) -> dict[str, Any]:
+    derivative = getattr(function, "forward_derivative", None)
+    return {} if derivative is None else {"jvp": staticmethod(derivative)}
 
 
 def _eager(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
@@ -51,4 +64,5 @@ def _eager(function: type[torch.autograd.Function]) -> type[torch.autograd.Funct
         return output
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(function.backward)}
+    members |= _forward_mode(function)
     return type(function.__name__, (torch.autograd.Function,), members)

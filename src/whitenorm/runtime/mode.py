@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 # Parsed once: it takes longer than all else here.
 _OLDER_VMAP = torch._C._dispatch_key_parse("VmapMode")
@@ -22,11 +23,20 @@ def is_transformed() -> bool:
     )
 
 
+def is_forward_mode() -> bool:
+    """Whether forward-mode derivatives are taken, by ``forward_ad.dual_level``, ``torch.func.jvp`` or ``jacfwd``.
+
+    Then differentiable operations run in place of our autograd functions: they carry tangents by themselves.
+    """
+    # False within an autograd function's forward and backward, where tangents are switched off.
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+
+
 def is_tracing() -> bool:
     """Whether TorchScript's tracer records, which knows plain operations, and no functions of our own."""
     return torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def may_write_in_place() -> bool:
-    """Not while autograd records, nor under a transform: vmap would need every written tensor to be batched."""
-    return not (torch.is_grad_enabled() or is_transformed())
+    """Not while autograd records or tangents are carried, nor under a transform, as vmap's operands are batched."""
+    return not (torch.is_grad_enabled() or is_transformed() or is_forward_mode())

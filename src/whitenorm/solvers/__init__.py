@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from whitenorm.runtime.function import call
+from whitenorm.runtime.mode import is_forward_mode
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
@@ -82,7 +83,7 @@ def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
 
 
 def _inverse_sqrt(cov: Tensor, solver: Solver) -> Tensor:
-    whitening: Tensor = call(InverseSqrt, cov, solver)[0]
+    whitening: Tensor = solver.differentiable(cov) if is_forward_mode() else call(InverseSqrt, cov, solver)[0]
     return whitening
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whitenorm.runtime.function import call
+from whitenorm.runtime.vjp import vjp
 from whitenorm.solvers.base import Solver, smallest, symmetric
 
 
@@ -60,7 +62,8 @@ class ZCA(_Spectral):
 
     def differentiable(self, cov: Tensor) -> Tensor:
         scale = _scale(cov)
-        return _InverseRoot.apply(cov / scale)[0] / scale.sqrt()
+        inverse_root: Tensor = call(_InverseRoot, cov / scale)
+        return inverse_root / scale.sqrt()
 
 
 class PCA(_Spectral):
@@ -96,33 +99,76 @@ class PCA(_Spectral):
 
 
 class _InverseRoot(torch.autograd.Function):
-    """Σ^(-1/2) of a scaled Σ, differentiable to any order.
+    """Σ^(-1/2) of a scaled Σ, differentiable to any order, in reverse and in forward mode.
 
-    The first derivative is taken by divided differences. Higher ones go through the Lyapunov equation that the
-    square root S satisfies, S·dS + dS·S = dΣ, whose solution is differentiable by the same equation.
+    A function of a symmetric matrix has a self-adjoint derivative: one function computes the gradient and the tangent.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(cov: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, vectors = _eigh(cov)
-        return _inverse_root(values, vectors), values, vectors
+    def forward(cov: Tensor) -> Tensor:
+        return _inverse_root(*_eigh(cov))
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(inputs[0], *output)
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor, *_: Tensor):  # type: ignore[no-untyped-def]
-        cov, whitening, values, vectors = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return _pull_back(values, vectors, grad)
-        # A floored eigenvalue has no second derivative: NaN says so, where a number would be wrong.
-        floored = (values < _precision(values)).any(-1)[..., None, None]
-        grad = symmetric(grad).masked_fill(floored, torch.nan)
-        return -_Lyapunov.apply(symmetric(cov @ whitening), symmetric(whitening @ grad @ whitening))
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        return call(_Derivative, *ctx.saved_tensors, grad)
+
+    @staticmethod
+    def forward_derivative(ctx, tangent: Tensor):  # type: ignore[no-untyped-def]
+        return call(_Derivative, *ctx.saved_tensors, tangent)
+
+
+class _Derivative(torch.autograd.Function):
+    """The derivative of Σ^(-1/2) along a symmetric direction, by divided differences.
+
+    Its own derivatives go through the Lyapunov equation that the square root S of Σ satisfies, S·dS + dS·S = dΣ, whose
+    solution is differentiable by the same equation.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cov: Tensor, direction: Tensor) -> Tensor:
+        return _pull_back(*_eigh(cov), direction)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
+        return vjp(_derivative_by_lyapunov, *ctx.saved_tensors)[1](grad)
+
+    @staticmethod
+    def forward_derivative(ctx, cov_tangent: Tensor, direction_tangent: Tensor):  # type: ignore[no-untyped-def]
+        cov, direction = ctx.saved_tensors
+        whitening = _without_floor(cov, call(_InverseRoot, cov))
+        root = symmetric(cov @ whitening)
+        whitening_tangent = call(_Derivative, cov, cov_tangent)
+        root_tangent = call(_Lyapunov, root, symmetric(cov_tangent))
+        turned = 2 * symmetric(whitening_tangent @ symmetric(direction) @ whitening)
+        right_tangent = turned + symmetric(whitening @ direction_tangent @ whitening)
+        derivative = call(_Derivative, cov, direction)
+        return -call(_Lyapunov, root, right_tangent + 2 * symmetric(root_tangent @ derivative))
+
+
+def _derivative_by_lyapunov(cov: Tensor, direction: Tensor) -> Tensor:
+    whitening = _without_floor(cov, call(_InverseRoot, cov))
+    return -call(_Lyapunov, symmetric(cov @ whitening), symmetric(whitening @ direction @ whitening))
+
+
+def _without_floor(cov: Tensor, whitening: Tensor) -> Tensor:
+    """Fill matrices with a floored eigenvalue by NaN: they have no second derivative, and a number would be wrong."""
+    values, _ = _eigh(cov.detach())
+    floored = (values < _precision(values)).any(-1)[..., None, None]
+    return whitening.masked_fill(floored, torch.nan)
 
 
 class _Lyapunov(torch.autograd.Function):
@@ -139,12 +185,18 @@ class _Lyapunov(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         root, solution = ctx.saved_tensors
-        grad_right = _Lyapunov.apply(root, symmetric(grad))
+        grad_right = call(_Lyapunov, root, symmetric(grad))
         return -2 * symmetric(grad_right @ solution), grad_right
+
+    @staticmethod
+    def forward_derivative(ctx, root_tangent: Tensor, right_tangent: Tensor):  # type: ignore[no-untyped-def]
+        root, solution = ctx.saved_tensors
+        return call(_Lyapunov, root, symmetric(right_tangent) - 2 * symmetric(root_tangent @ solution))
 
 
 def _scale(cov: Tensor) -> Tensor:
