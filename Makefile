@@ -7,7 +7,7 @@ READY := .venv/.ready
 OLDEST_TORCH := 2.6.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: setup demo test test-torch fuzz torture lint style format bench pages gpu-check docs docs-serve wheel clean
+.PHONY: setup demo test test-torch fuzz torture lint style format support bench pages gpu-check docs docs-serve wheel clean
 
 setup: $(READY)
 
@@ -56,6 +56,10 @@ MINUTES ?= 1
 SEED ?= 0
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
+
+# The table of docs/compatibility.md, by the checks that prove it.
+support: $(READY)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m support
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

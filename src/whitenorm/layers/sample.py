@@ -15,6 +15,7 @@ from whitenorm.core.mask import cleared
 from whitenorm.functional import group_whitening, instance_whitening
 from whitenorm.layers.base import Whitening
 from whitenorm.layers.leaf import LeafModule
+from whitenorm.runtime.mode import is_tracing
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -140,6 +141,15 @@ def _default_groups(features: int) -> int:
     return groups
 
 
+def _reshape_without_view(tensor: Tensor, like: Tensor) -> Tensor:
+    """Reshape a tensor that nothing else uses; autograd does not see a view.
+
+    FSDP2 loses its hooks where a module returns a view that is then changed in place.
+    """
+    # TorchScript's tracer would take the sizes for constants.
+    return tensor.reshape(like.shape) if is_tracing() else torch.ops.aten._unsafe_view(tensor, like.shape)
+
+
 class LayerWhitening(LeafModule):
     r"""Group Whitening of every token's features; LayerNorm's place, and its arguments.
 
@@ -225,7 +235,7 @@ class LayerWhitening(LeafModule):
             mask = self._flat_mask(mask, input.shape[:-dims])
             tokens = cleared(tokens, mask)
         output = group_whitening(tokens, self.num_groups, weight, bias, self.eps, solver=self.solver)
-        return (output if mask is None else cleared(output, mask)).reshape(input.shape)
+        return _reshape_without_view(output if mask is None else cleared(output, mask), input)
 
     def _flat_mask(self, mask: Tensor, shape: torch.Size) -> Tensor:
         if mask.dtype != torch.bool or mask.shape != shape:

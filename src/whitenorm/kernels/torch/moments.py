@@ -53,7 +53,9 @@ def measure(x: Tensor, pooled: bool, over: int = -1) -> Moments:
     if not pooled:
         return Moments(mean, (covs[0] if len(covs) == 1 else torch.cat(covs)).div_(number), number)
     total = covs[0] if len(covs) == 1 else torch.stack(covs).sum(0)
-    return Moments(*_joined(mean, total / (number * len(mean))), number * len(mean))
+    # Not len(), which would tie an exported graph to this batch size.
+    number = number * mean.shape[0]
+    return Moments(*_joined(mean, total / number), number)
 
 
 def _at_once(x: Tensor, scratch: Scratch) -> Moments:
@@ -67,7 +69,7 @@ def _at_once(x: Tensor, scratch: Scratch) -> Moments:
 def outer(a: Tensor, b: Tensor, pooled: bool) -> Tensor:
     """The sum over positions, and with ``pooled`` over samples, of a·bᵀ: ``(N or 1, G, K, K)``."""
     product = a @ b.mT
-    return product.sum(0, keepdim=True) if pooled and len(product) != 1 else product
+    return product.sum(0, keepdim=True) if pooled and product.shape[0] != 1 else product
 
 
 def _over_batch(sample: Moments) -> Moments:

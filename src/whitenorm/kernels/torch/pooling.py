@@ -73,7 +73,7 @@ def pool_backward(
 
 
 def _linear(grad_mean: Tensor, matrix: Tensor, moments: Moments, pooled: bool) -> Linear:
-    if pooled and len(matrix) != 1:
+    if pooled and matrix.shape[0] != 1:
         grad_mean, matrix = grad_mean.sum(0, keepdim=True), matrix.sum(0, keepdim=True)
     return Linear(matrix, grad_mean, moments.mean, moments.number)
 
@@ -154,7 +154,7 @@ def _mix_backward(weights: Tensor, tensors: list[Tensor], grad: Tensor) -> Tenso
 
 
 def _inner(grad: Tensor, tensor: Tensor) -> Tensor:
-    return ((grad.sum(0, keepdim=True) if len(tensor) == 1 else grad) * tensor).sum()
+    return ((grad.sum(0, keepdim=True) if tensor.shape[0] == 1 else grad) * tensor).sum()
 
 
 def _diagonal(cov: Tensor) -> Tensor:

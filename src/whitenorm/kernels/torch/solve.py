@@ -51,7 +51,7 @@ def of_map(grads: MapGradients, whitening: Tensor, weight: Tensor | None, bias: 
     if grads.weight is not None or grads.bias is not None:
         return grads
     matrix, offset, _, _ = grads
-    grad_bias = None if bias is None else (offset[0] if len(offset) == 1 else offset.sum(0)).unsqueeze(-1)
+    grad_bias = None if bias is None else (offset[0] if offset.shape[0] == 1 else offset.sum(0)).unsqueeze(-1)
     if weight is None:
         return MapGradients(matrix, offset, None, grad_bias)
     grad_weight = (matrix * whitening).sum((0, -1)).unsqueeze(-1)
