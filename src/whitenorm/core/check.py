@@ -102,7 +102,7 @@ def _grant(num_features: int, wish: int) -> int:
 
 
 def _caller_level() -> int:
-    """Return the ``stacklevel`` of a warning in the calling function at which it names the code outside of whitenorm."""
+    """Return the ``stacklevel`` with which a warning of the calling function names the code outside of whitenorm."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("whitenorm."):
         level, frame = level + 1, frame.f_back
