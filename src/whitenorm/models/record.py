@@ -95,7 +95,7 @@ def load_converted(
             'the state dict, {"state_dict": model.state_dict(), "whitenorm": whitenorm.conversion_of(model)}, or pass '
             "conversion="
         )
-    model = _converted(model, record)
+    model = apply_record_(model, record)
     _load(model, state, strict)
     record_(model)
     return model
@@ -157,7 +157,7 @@ def _made(entry: Mapping[str, Any], like: Tensor | None) -> nn.Module:
     return layer if like is None else layer.to(device=like.device, dtype=like.dtype)
 
 
-def _converted(model: nn.Module, record: Mapping[str, Any]) -> nn.Module:
+def apply_record_(model: nn.Module, record: Mapping[str, Any]) -> nn.Module:
     """The model with the layers of a record; those it has already stay."""
     modules = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in record if name not in modules]
