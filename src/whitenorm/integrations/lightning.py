@@ -152,7 +152,8 @@ class Recalibrate(pl.Callback):
                 f"expected a model with a forward, by which the data pass (got {type(pl_module).__name__} without); "
                 "define it, such as: def forward(self, x): return self.net(x)"
             )
-        later = [type(callback) for callback in trainer.callbacks[trainer.callbacks.index(self) :]]
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        later = [type(callback) for callback in callbacks[callbacks.index(self) :]]
         averaging = [kind.__name__ for kind in later if any(base.__name__ in _AVERAGING for base in kind.__mro__)]
         if averaging:
             raise ValueError(

@@ -15,7 +15,8 @@ from whitenorm.models.layers import NAMES, TARGETS, check_layer, of_channels
 from whitenorm.models.parts import Activated, LayerWhitening2d
 
 try:
-    from timm.layers import create_act_layer, create_norm, create_norm_act
+    from timm.layers import create_norm, create_norm_act
+    from timm.layers.create_act import create_act_layer
 except ImportError as error:
     raise ImportError("expected timm for whitenorm.integrations.timm (got none); run pip install timm") from error
 
@@ -73,11 +74,11 @@ def register() -> None:
         32
     """
     for name in (*NAMES, *_POSITIONWISE):
-        factory = norm_layer(name)
+        factory: Any = norm_layer(name)
         key = name.replace("-", "")
-        create_norm._NORM_MAP[key] = factory
-        create_norm_act._NORM_ACT_MAP[key] = factory
-        create_norm_act._NORM_ACT_REQUIRES_ARG.add(factory)
+        for names in (create_norm._NORM_MAP, create_norm_act._NORM_ACT_MAP):
+            names[key] = factory
+        _pass_activation(factory)
 
 
 def _create(
@@ -101,8 +102,12 @@ def _create(
     return Activated(layer, *after) if after else layer
 
 
-# timm tells only what is in this set which activation to apply.
-create_norm_act._NORM_ACT_REQUIRES_ARG.add(_create)
+def _pass_activation(factory: Any) -> None:
+    """Let timm pass the activation, which it otherwise passes to its own classes alone."""
+    create_norm_act._NORM_ACT_REQUIRES_ARG.add(factory)
+
+
+_pass_activation(_create)
 
 
 def _layer(method: str, width: int, options: dict[str, Any], passed: dict[str, Any]) -> nn.Module:

@@ -80,7 +80,7 @@ def from_pretrained(cls: Any, folder: str | Path, *args: Any, **options: Any) ->
 def _model_class(cls: Any, config: Any, options: Mapping[str, Any]) -> type[nn.Module]:
     """Return the class itself, or the one that an ``AutoModel...`` chooses for a configuration."""
     if issubclass(cls, PreTrainedModel):
-        return cls  # type: ignore[no-any-return]
+        return cls
     with torch.device("meta"):
         return type(cls.from_config(config, trust_remote_code=options.get("trust_remote_code")))
 
