@@ -38,6 +38,10 @@ collect_ignore = []
 if importlib.util.find_spec("triton") is None:
     collect_ignore += ["src/whitenorm/kernels/triton"]
 
+for library in ("timm", "lightning", "transformers"):
+    if importlib.util.find_spec(library) is None:
+        collect_ignore.append(f"src/whitenorm/integrations/{library}.py")
+
 # As in `make test-torch`: the library's own tests.
 if importlib.util.find_spec("lightning") is None:
     collect_ignore += ["src/whitenorm/lab", "src/whitenorm/cli.py", "src/whitenorm/__main__.py"]

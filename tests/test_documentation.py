@@ -86,6 +86,12 @@ def test_nothing_is_left_of_other_markup(site):
     assert "<math" in (site / "how-it-works.html").read_text(encoding="utf-8")
 
 
+def test_signatures_show_default_group_sizes_as_numbers(site):
+    text = re.sub(r"<[^>]+>", "", (site / "api" / "layers.html").read_text(encoding="utf-8"))
+    assert re.search(r"IterNorm\(\s*num_features,\s*group_size=64,", text)
+    assert "Wish" not in text
+
+
 def test_nothing_is_fetched_from_elsewhere(site):
     for page in pages_of(site):
         text = page.read_text(encoding="utf-8")

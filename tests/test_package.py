@@ -63,6 +63,7 @@ ROOMS = [
     ["functional"],
     ["layers"],
     ["models", "diagnostics", "losses", "gpu"],
+    ["integrations"],
     ["lab"],
     ["cli"],
     ["__main__"],

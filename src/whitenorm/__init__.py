@@ -17,6 +17,7 @@ from whitenorm.layers import (
     IterNorm,
     LayerWhitening,
     SwitchableWhitening,
+    Whitening,
 )
 from whitenorm.models import (
     conversion_of,
@@ -37,6 +38,7 @@ __all__ = [
     "IterNorm",
     "LayerWhitening",
     "SwitchableWhitening",
+    "Whitening",
     "__version__",
     "conversion_of",
     "convert_",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.core.check import (
+    Wish,
     check_batch,
     check_divides,
     check_eps,
@@ -201,7 +202,7 @@ def switchable_whitening(
     eps: float = 1e-5,
     *,
     statistics: tuple[str, ...] = ("bw", "iw"),
-    group_size: int | None = 16,
+    group_size: int | None = Wish(16),
     solver: SolverLike = "newton",
     process_group: Group = None,
     num_batches_tracked: Tensor | None = None,
@@ -224,7 +225,8 @@ def switchable_whitening(
         momentum: weight of the new batch in the running statistics.
         eps: added to the diagonal of the mixed covariance.
         statistics: of ``"bw"`` and ``"iw"`` (whitening over batch and sample) and ``"bn"``, ``"in"``, ``"ln"``.
-        group_size: channels whitened together; all of them if None or larger.
+        group_size: channels whitened together; all of them if None or larger, otherwise a divisor of C. The default
+            becomes the largest divisor of C up to 16, with a warning where that is below 4.
         solver: from covariance to matrix.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic

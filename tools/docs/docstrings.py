@@ -1,4 +1,7 @@
-"""A griffe extension: docstrings, which have reStructuredText's formulas and references, as Markdown."""
+"""A griffe extension: docstrings, which have reStructuredText's formulas and references, as Markdown.
+
+Defaults in signatures become what Python itself shows: a default group size, ``Wish(64)``, reads 64.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ _BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
 _REFERENCE = re.compile(r":(?:func|class|meth|mod|data):`([\w.]+)`")
 # What griffe has no section for, and would put into a box of its own.
 _SHAPE = re.compile(r"^Shape:\n((?: +.*\n|\n)+)", re.MULTILINE)
+# Ints of a class of their own, which are shown as what they are.
+_NUMBER = re.compile(r"^Wish\((\d+)\)$")
 _EXAMPLE = re.compile(r"^( *)Examples?::\n+", re.MULTILINE)
 # Several arguments with one text, which goes on in lines that are indented further.
 _TOGETHER = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+):( .*(?:\n\1 +\S.*)*)", re.MULTILINE)
@@ -28,6 +33,15 @@ class Docstrings(griffe.Extension):
             for found in _objects(module):
                 if found.docstring is not None:
                     found.docstring.value = as_markdown(found.docstring.value, lambda name: places.get(name))
+                if found.is_function:
+                    _show_numbers(found)
+
+
+def _show_numbers(function: griffe.Object) -> None:
+    """Replace defaults such as ``Wish(64)`` by the number alone."""
+    for parameter in function.parameters:
+        if (number := _NUMBER.match(str(parameter.default))) is not None:
+            parameter.default = number[1]
 
 
 def as_markdown(text: str, place: Callable[[str], str | None]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ def largest_divisor(number: int, most: int) -> int:
         >>> largest_divisor(96, 64), largest_divisor(24, 64), largest_divisor(67, 64)
         (48, 24, 1)
     """
-    return max(divisor for divisor in divisors(number) if divisor <= most)
+    return next(divisor for divisor in range(min(most, number), 0, -1) if number % divisor == 0)
 
 
 def root_divisor(number: int) -> int:
@@ -44,21 +46,67 @@ def root_divisor(number: int) -> int:
     return largest_divisor(number, math.isqrt(number))
 
 
-def fit_group_size(num_features: int, group_size: int | None) -> int:
-    """The group size that is meant: all channels for None or more than there are, otherwise a divisor.
+class Wish(int):
+    """A default group size, which adapts to the channels; an ``int`` that a caller passes must divide them.
 
     Example::
 
-        >>> fit_group_size(64, None), fit_group_size(64, 16), fit_group_size(32, 64)
-        (64, 16, 32)
+        >>> Wish(64)
+        64
+    """
+
+    # The number as a plain int, because the compiler cannot compute with a subclass.
+    size: int
+
+    def __new__(cls, size: int) -> Wish:
+        wish = super().__new__(cls, size)
+        wish.size = size
+        return wish
+
+
+def fit_group_size(num_features: int, group_size: int | None) -> int:
+    """Return the group size to use: all channels for None or more than there are, otherwise a divisor of them.
+
+    A :class:`Wish` becomes the largest divisor that is not above it, with a warning where little is left of it.
+
+    Example::
+
+        >>> fit_group_size(64, None), fit_group_size(64, 16), fit_group_size(32, 64), fit_group_size(96, Wish(64))
+        (64, 16, 32, 48)
     """
     if group_size is None:
         return num_features
+    if isinstance(group_size, Wish):
+        return _grant(num_features, group_size.size)
     check_positive("group_size", group_size)
     if group_size > num_features:
         return num_features
     check_divides("group_size", group_size, "channels", num_features)
     return group_size
+
+
+def _grant(num_features: int, wish: int) -> int:
+    """Return the largest divisor of the channels up to the wish, and warn where it is below a quarter of it, or 1."""
+    if wish >= num_features:
+        return num_features
+    size = largest_divisor(num_features, wish)
+    # A compiler cannot trace a warning.
+    if (4 * size < wish or size == 1) and not torch.compiler.is_compiling():
+        means = ", which is BatchNorm's scaling without whitening" if size == 1 else ""
+        warnings.warn(
+            f"the default group_size={wish} does not divide the {num_features} channels, so group_size={size} is used"
+            f"{means}; pass group_size, one of {divisors(num_features)}, or choose a width with more divisors",
+            stacklevel=_caller_level(),
+        )
+    return size
+
+
+def _caller_level() -> int:
+    """Return the ``stacklevel`` with which a warning of the calling function names the code outside of whitenorm."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("whitenorm."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def check_positive(name: str, value: int) -> None:

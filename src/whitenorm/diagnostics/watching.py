@@ -16,12 +16,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from whitenorm.diagnostics.samples import Seen, seen
-from whitenorm.layers import LayerWhitening
-from whitenorm.layers.base import Whitening
+from whitenorm.layers import Whitening
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
-_NORMS = (Whitening, LayerWhitening, _BATCH, _INSTANCE, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_NORMS = (Whitening, _BATCH, _INSTANCE, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def norms_of(model: nn.Module) -> dict[nn.Module, str]:

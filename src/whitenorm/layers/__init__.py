@@ -1,5 +1,6 @@
 """The layers: parameters and running statistics around the functions of :mod:`whitenorm.functional`."""
 
+from whitenorm.layers.base import Whitening
 from whitenorm.layers.batch import BatchWhitening, DecorrelatedBatchNorm, IterNorm
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.layers.switchable import SwitchableWhitening
@@ -12,4 +13,5 @@ __all__ = [
     "IterNorm",
     "LayerWhitening",
     "SwitchableWhitening",
+    "Whitening",
 ]

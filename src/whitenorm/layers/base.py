@@ -28,13 +28,51 @@ from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
 class Whitening(LeafModule):
-    """Groups of ``group_size`` neighbouring channels, a solver, and γ and β a channel."""
+    """Base class of all whitening layers, for ``isinstance``: a solver, ε, and the learned scale γ and shift β.
+
+    Not meant to be instantiated. ``weight`` and ``bias`` are None where they are not learned.
+
+    Example::
+
+        >>> layers = torch.nn.ModuleList([whitenorm.IterNorm(8), whitenorm.LayerWhitening(8), torch.nn.BatchNorm2d(8)])
+        >>> [isinstance(layer, whitenorm.Whitening) for layer in layers]
+        [True, True, False]
+    """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     # What a conversion knows of the layer: its name in the model, and the class of the norm it took the place of.
     name_in_model: str = ""
     replaces: str = ""
+
+    def __init__(
+        self,
+        parameter_shape: tuple[int, ...],
+        solver: SolverLike,
+        eps: float,
+        affine: bool,
+        bias: bool,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        check_eps(eps)
+        self.solver: Solver = as_solver(solver)
+        self.eps = eps
+        for name, learned in (("weight", affine), ("bias", affine and bias)):
+            empty = torch.empty(parameter_shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty) if learned else None)
+
+    def reset_parameters(self) -> None:
+        """Set γ to one and β to zero."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class ChannelWhitening(Whitening):
+    """Base class of the layers of channels ``(N, C, ...)``: groups of ``group_size`` neighbours, γ and β a channel."""
 
     def __init__(
         self,
@@ -47,24 +85,11 @@ class Whitening(LeafModule):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
         check_positive("num_features", num_features)
-        check_eps(eps)
+        super().__init__((num_features,), solver, eps, affine, bias, device, dtype)
         self.num_features = num_features
         self.group_size = fit_group_size(num_features, group_size)
-        self.solver: Solver = as_solver(solver)
-        self.eps = eps
         self.affine = affine
-        for name, learned in (("weight", affine), ("bias", affine and bias)):
-            empty = torch.empty(num_features, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty) if learned else None)
-
-    def reset_parameters(self) -> None:
-        """γ to one and β to zero."""
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
     def _check_input(self, input: Tensor) -> None:
         check_channels(input, self.num_features)
@@ -124,7 +149,7 @@ class _Handle:
         return _Handle, ()
 
 
-class PopulationWhitening(Whitening):
+class PopulationWhitening(ChannelWhitening):
     """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference.
 
     They are float32 at least, whatever the parameters are cast to: a covariance rounded to half precision is not

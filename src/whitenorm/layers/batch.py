@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from whitenorm.core.check import Wish
 from whitenorm.core.ranks import Group
 from whitenorm.functional import batch_whitening, check_population, population_whitening
 from whitenorm.layers.base import PopulationWhitening
@@ -175,7 +176,8 @@ class IterNorm(BatchWhitening):
 
     Args:
         num_features: C.
-        group_size: channels whitened together; all of them if None or larger than C, otherwise a divisor of C.
+        group_size: channels whitened together; all of them if None or larger than C, otherwise a divisor of C. The
+            default becomes the largest divisor of C up to 64, with a warning where that is below 16.
         steps: T.
 
     The other arguments are :class:`BatchWhitening`'s.
@@ -190,7 +192,7 @@ class IterNorm(BatchWhitening):
     def __init__(
         self,
         num_features: int,
-        group_size: int | None = 64,
+        group_size: int | None = Wish(64),
         steps: int = 5,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
@@ -231,7 +233,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
     Args:
         num_features: C.
         group_size: channels whitened together, 16 in the paper; all of them if None or larger than C, otherwise a
-            divisor of C.
+            divisor of C. The default becomes the largest divisor of C up to 16, with a warning where that is below 4.
         eps: added to the diagonal of the covariance.
         solver: ``"pca"`` makes the paper's negative control, DBN-PCA.
 
@@ -248,7 +250,7 @@ class DecorrelatedBatchNorm(BatchWhitening):
     def __init__(
         self,
         num_features: int,
-        group_size: int | None = 16,
+        group_size: int | None = Wish(16),
         eps: float = 1e-3,
         momentum: float | None = 0.1,
         affine: bool = True,

@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from whitenorm.core.check import check_divides, check_eps, check_positive, root_divisor
+from whitenorm.core.check import check_divides, check_positive, root_divisor
 from whitenorm.core.mask import cleared
 from whitenorm.functional import group_whitening, instance_whitening
-from whitenorm.layers.base import Whitening
-from whitenorm.layers.leaf import LeafModule
+from whitenorm.layers.base import ChannelWhitening, Whitening
 from whitenorm.runtime.mode import is_tracing
-from whitenorm.solvers import Solver, SolverLike, as_solver
+from whitenorm.solvers import SolverLike
 
 
-class InstanceWhitening(Whitening):
+class InstanceWhitening(ChannelWhitening):
     r"""Whiten groups of channels over the positions of each sample.
 
     The instance part of `Switchable Whitening <https://arxiv.org/abs/1904.09739>`_.
@@ -67,7 +66,7 @@ class InstanceWhitening(Whitening):
         )
 
 
-class GroupWhitening(Whitening):
+class GroupWhitening(ChannelWhitening):
     r"""Whiten the groups of each sample against each other; GroupNorm's place, and its argument order.
 
     `Group Whitening: Balancing Learning Efficiency and Representational Capacity <https://arxiv.org/abs/2009.13333>`_
@@ -150,7 +149,7 @@ def _reshape_without_view(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.reshape(like.shape) if is_tracing() else torch.ops.aten._unsafe_view(tensor, like.shape)
 
 
-class LayerWhitening(LeafModule):
+class LayerWhitening(Whitening):
     r"""Group Whitening of every token's features; LayerNorm's place, and its arguments.
 
     `Group Whitening <https://arxiv.org/abs/2009.13333>`_, appendix G. The C features of a token form ``num_groups``
@@ -179,9 +178,6 @@ class LayerWhitening(LeafModule):
         24
     """
 
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -194,30 +190,17 @@ class LayerWhitening(LeafModule):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
         shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         for size in shape or (0,):
             check_positive("every size of normalized_shape", size)
         if num_groups is None:
             num_groups = _default_groups(math.prod(shape))
         check_divides("num_groups", num_groups, "features", math.prod(shape))
-        check_eps(eps)
+        super().__init__(shape, solver, eps, elementwise_affine, bias, device, dtype)
         self.normalized_shape = shape
         self.num_groups = num_groups
-        self.solver: Solver = as_solver(solver)
-        self.eps = eps
         self.elementwise_affine = elementwise_affine
-        for name, learned in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
-            empty = torch.empty(shape, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty) if learned else None)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """γ to one and β to zero."""
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         if input.is_nested:

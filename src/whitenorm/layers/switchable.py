@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_statistics
+from whitenorm.core.check import Wish, check_statistics
 from whitenorm.core.ranks import Group
 from whitenorm.functional import switchable_whitening
 from whitenorm.kernels.types import BATCH_STATISTICS
@@ -34,7 +34,7 @@ class SwitchableWhitening(PopulationWhitening):
     Args:
         num_features: C.
         group_size: channels whitened together, 16 in the paper; all of them if None or larger than C, otherwise a
-            divisor of C.
+            divisor of C. The default becomes the largest divisor of C up to 16, with a warning where that is below 4.
         statistics: what is mixed: batch whitening ``"bw"``, instance whitening ``"iw"``, and the diagonal or scalar
             statistics of batch, instance and layer normalization, ``"bn"``, ``"in"``, ``"ln"``.
         tie_weights: mix means and covariances with the same weights.
@@ -65,7 +65,7 @@ class SwitchableWhitening(PopulationWhitening):
     def __init__(
         self,
         num_features: int,
-        group_size: int | None = 16,
+        group_size: int | None = Wish(16),
         statistics: tuple[str, ...] = ("bw", "iw"),
         tie_weights: bool = False,
         solver: SolverLike = "newton",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm.layers.base import Whitening
+from whitenorm.layers.base import ChannelWhitening
 
 _NAMES = {"running_wm": "running_whitening", "sw_mean_weight": "mean_logits", "sw_var_weight": "cov_logits"}
 _GROUPS = "iterNorm_Groups"
@@ -50,7 +50,7 @@ def load_published(model: nn.Module, checkpoint: Mapping[str, Any], strict: bool
     """
     state = {name.removeprefix("module."): value for name, value in checkpoint.get("state_dict", checkpoint).items()}
     for path, layer in model.named_modules():
-        if isinstance(layer, Whitening):
+        if isinstance(layer, ChannelWhitening):
             prefix = f"{path}." if path else ""
             own = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
             own = _translated({name.removeprefix(prefix): value for name, value in own.items()}, layer)
@@ -58,7 +58,7 @@ def load_published(model: nn.Module, checkpoint: Mapping[str, Any], strict: bool
     return model.load_state_dict(state, strict=strict)
 
 
-def _translated(published: dict[str, Tensor], layer: Whitening) -> dict[str, Tensor]:
+def _translated(published: dict[str, Tensor], layer: ChannelWhitening) -> dict[str, Tensor]:
     expected = layer.state_dict()
     renamed = {_NAMES.get(name, name): value for name, value in _without_groups(published).items()}
     if "num_batches_tracked" in expected:

@@ -13,7 +13,6 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from whitenorm.layers.base import Whitening
-from whitenorm.layers.sample import LayerWhitening
 from whitenorm.models.norms import BATCH
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -84,7 +83,7 @@ def _same_forward(subclass: type, kind: type) -> bool:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, (Whitening, LayerWhitening, BATCH)) or is_plain(m)
+        known = isinstance(m, (Whitening, BATCH)) or is_plain(m)
         return known or super().is_leaf_module(m, module_qualified_name)
 
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from whitenorm.functional import population_whitening
-from whitenorm.layers import BatchWhitening, LayerWhitening
-from whitenorm.layers.base import Whitening
+from whitenorm.layers import BatchWhitening, Whitening
 from whitenorm.models.flow import CONVOLUTIONS, TRANSPOSED, Source, is_plain, sources
 from whitenorm.models.norms import BATCH, as_norm
 from whitenorm.models.record import record_
@@ -104,7 +103,7 @@ def _nothing(model: nn.Module, candidates: int, batch_norms: bool) -> str:
             f"nothing is folded: of the {candidates} layers of {kind} that could be, none keeps population statistics, "
             "is free of hooks, and, if it is a BatchNorm, stands alone behind a convolution or linear layer"
         )
-    others = any(isinstance(module, (Whitening, LayerWhitening)) for module in model.modules())
+    others = any(isinstance(module, Whitening) for module in model.modules())
     why = "its whitening layers use statistics of the sample" if others else "it has no batch whitening layer"
     more = "" if batch_norms else "; batch_norms=True folds BatchNorms, too"
     return f"nothing is folded in {kind}: {why}{more}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whitenorm.layers.base import PopulationWhitening, Whitening
+from whitenorm.layers.base import ChannelWhitening, PopulationWhitening
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.models.parts import LayerWhitening2d
 
@@ -88,7 +88,7 @@ def as_norm(module: nn.Module) -> Norm | None:
     if isinstance(module, LayerWhitening):
         kind = "layer2d" if isinstance(module, LayerWhitening2d) else "layer"
         return Norm(module, kind, module.normalized_shape)
-    if isinstance(module, Whitening):
+    if isinstance(module, ChannelWhitening):
         sample = {InstanceWhitening: "instance", GroupWhitening: "group"}
         kind = next((kind for of, kind in sample.items() if isinstance(module, of)), "batch")
         return Norm(module, kind, (module.num_features,))

@@ -34,8 +34,17 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 class Activated(nn.Sequential):
     """A layer, and the dropout and activation that were fused with the norm it took the place of.
 
-    A state dict from before the conversion, with the norm's tensors under this module's own name, loads.
+    A state dict from before the conversion, with the norm's tensors under this module's own name, loads. Code that
+    initializes the norm's ``weight`` and ``bias`` finds those of the layer.
     """
+
+    @property
+    def weight(self) -> Any:
+        return self[0].weight
+
+    @property
+    def bias(self) -> Any:
+        return self[0].bias
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         _move(state_dict, prefix, f"{prefix}0.")

@@ -20,7 +20,8 @@ from whitenorm.models.take_over import same
 from whitenorm.solvers import as_solver
 
 KEY = "whitenorm"
-_KINDS: dict[str, type[nn.Module]] = {name: getattr(layers, name) for name in layers.__all__}
+# All but the base class.
+_KINDS: dict[str, type[nn.Module]] = {name: getattr(layers, name) for name in layers.__all__ if name != "Whitening"}
 _KINDS["LayerWhitening2d"] = LayerWhitening2d
 _NOT_RECORDED = ("process_group", "device", "dtype")
 # Where a layer stands: alone, before an activation that was fused with the old norm, or before a linear layer.
@@ -42,7 +43,7 @@ def conversion_of(model: nn.Module) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
-        if isinstance(module, (Whitening, layers.LayerWhitening)):
+        if isinstance(module, Whitening):
             parent = name.rpartition(".")[0]
             around = model.get_submodule(parent) if name else None
             place = next((place for place, kind in _PLACES.items() if isinstance(around, kind)), None)
@@ -94,7 +95,7 @@ def load_converted(
             'the state dict, {"state_dict": model.state_dict(), "whitenorm": whitenorm.conversion_of(model)}, or pass '
             "conversion="
         )
-    model = _converted(model, record)
+    model = apply_record_(model, record)
     _load(model, state, strict)
     record_(model)
     return model
@@ -146,11 +147,17 @@ def _made(entry: Mapping[str, Any], like: Tensor | None) -> nn.Module:
         arguments["solver"] = type(as_solver(solver["name"]))(**options)
     if "statistics" in arguments:
         arguments["statistics"] = tuple(arguments["statistics"])
-    layer = _KINDS[entry["layer"]](**arguments)
+    kind = _KINDS.get(entry["layer"])
+    if kind is None:
+        raise ValueError(
+            f"expected a layer of whitenorm in the record, one of {', '.join(_KINDS)} (got {entry['layer']!r}); load "
+            "it with the version of whitenorm that saved it, or newer"
+        )
+    layer = kind(**arguments)
     return layer if like is None else layer.to(device=like.device, dtype=like.dtype)
 
 
-def _converted(model: nn.Module, record: Mapping[str, Any]) -> nn.Module:
+def apply_record_(model: nn.Module, record: Mapping[str, Any]) -> nn.Module:
     """The model with the layers of a record; those it has already stay."""
     modules = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in record if name not in modules]

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import nn
 
 from whitenorm.core.ranks import Group
-from whitenorm.layers import LayerWhitening
 from whitenorm.layers.base import PopulationWhitening, Whitening
 from whitenorm.models.replace import replace_
 
@@ -39,7 +38,7 @@ def synchronize_(model: nn.Module, process_group: Group = None) -> nn.Module:
         )
     layers = [module for module in model.modules() if isinstance(module, PopulationWhitening)]
     if not layers:
-        if any(isinstance(module, (Whitening, LayerWhitening)) for module in model.modules()):
+        if any(isinstance(module, Whitening) for module in model.modules()):
             warnings.warn(
                 f"nothing is synchronised: the whitening layers of {type(model).__name__} use statistics of each "
                 "sample, which are the same in one process and in several",
