@@ -38,6 +38,10 @@ def test_idx_plain_and_gzipped(mnist):
 def test_the_root_of_the_environment(mnist, monkeypatch):
     monkeypatch.setenv(data.ROOT_VARIABLE, str(mnist))
     assert data.load("mnist").classes == 10
+    monkeypatch.setenv(data.ROOT_VARIABLE, "")
+    monkeypatch.chdir(mnist)
+    with pytest.raises(OSError, match="mnist needs a data root"):
+        data.load("mnist")
 
 
 def write_cifar10(root, version, images, labels):

@@ -52,8 +52,10 @@ class Source:
 
 
 def root_folder(root: Path | None) -> Path | None:
-    """The data root: what is given, or the environment's."""
-    return root if root is not None else Path(os.environ[ROOT_VARIABLE]) if ROOT_VARIABLE in os.environ else None
+    """Return the given data root, or that of the environment, where an empty variable counts as unset."""
+    if root is None and (named := os.environ.get(ROOT_VARIABLE)):
+        return Path(named)
+    return root
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
