@@ -7,7 +7,7 @@ import coco_files
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
-from text_sets import write_multi30k
+from text_sets import CHARACTERS, write_multi30k
 
 SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (136, 0)}
 
@@ -79,7 +79,7 @@ def write_root(root):
             pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
-    write_multi30k(root)
+    write_multi30k(root, rare=CHARACTERS)
     coco_files.written(root / "coco128")
     write_style(root / "style")
     return root
