@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import zlib
 
 import coco_files
 import numpy as np
@@ -24,6 +25,13 @@ def images(count, classes, shape, seed):
 def idx(array):
     """The bytes of an IDX file."""
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def png_of_size(width, height):
+    """A PNG file that claims a size, and has no pixels."""
+    chunks = [b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT"]
+    sized = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sized)
 
 
 def write_mnist(folder, train, test):
