@@ -274,6 +274,10 @@ def test_on_a_terminal_a_bar():
     assert "left 0:05:00" in out.getvalue()
 
 
+# Python's error of it is none of a value.
+NESTED = b"[" * 10**5
+
+
 def test_damaged_results_are_seen(tmp_path):
     """A digit that changed, in the results and in the runs of an interrupted call."""
     store = Store(tmp_path, "mine", "default")
@@ -281,13 +285,19 @@ def test_damaged_results_are_seen(tmp_path):
     store.add(run)
     assert store.done() == [run]
     partial = tmp_path / "mine" / "default.partial.jsonl"
-    partial.write_bytes(partial.read_bytes().replace(b"1.25", b"1.35") + b"\xff\n[1]\n")
+    partial.write_bytes(partial.read_bytes().replace(b"1.25", b"1.35") + b"\xff\n[1]\n" + NESTED + b"\n")
     assert store.done() == []
     names = ("experiment", "title", "scale", "parameters", "finished", "machine", "claims")
     store.write({**dict.fromkeys(names, "x"), "seconds": 1.0}, [run])
     assert store.read()["runs"] == [run]
     content = store.results.read_bytes()
-    for old, new in ((b"1.25", b"1.35"), (b'"title": "x"', b'"title": "y"'), (content, b"{}"), (content, b"\xff")):
+    for old, new in (
+        (b"1.25", b"1.35"),
+        (b'"title": "x"', b'"title": "y"'),
+        (content, b"{}"),
+        (content, b"\xff"),
+        (content, NESTED),
+    ):
         store.results.write_bytes(content.replace(old, new))
         with pytest.raises(OSError, match="to be results of whitenorm reproduce"):
             store.read()

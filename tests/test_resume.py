@@ -17,6 +17,7 @@ from whitenorm.cli import main
 from whitenorm.lab import sealed
 from whitenorm.lab.training import Train, fit, load, lock
 from whitenorm.lab.training.checkpoints import saved
+from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.lock import locked
 
 
@@ -169,6 +170,12 @@ def test_another_configuration_whose_record_is_damaged(stopped):
     with pytest.raises(ValueError, match=r"expected the configuration .*lr \(was 0.1, now 0.2\)"):
         fit(Train(**{**options, "lr": 0.2}))
     assert saved(folder / "checkpoints") == before
+
+
+def test_a_record_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "outcome.json").write_bytes(b"[" * 10**5)
+    with pytest.raises(OSError, match=r"damaged or foreign file: it is nested too deeply\)"):
+        RunFolder(tmp_path).outcome()
 
 
 def test_two_processes_in_one_folder(tmp_path, capsys):
