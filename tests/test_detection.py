@@ -225,7 +225,7 @@ def test_values_of_another_type(folder, tmp_path, part, name):
             continue
         what = content()
         what[part][1][name] = value
-        entry = f"the {KINDS[part]} at 1" if name == "id" else f"{KINDS[part]} {what[part][1]['id']}"
+        entry = f"the {KINDS[part]} at index 1" if name == "id" else f"{KINDS[part]} {what[part][1]['id']}"
         file.write_text(json.dumps(what))
         # A file of this name is not there.
         known = (ValueError, OSError) if (name, value) == ("file_name", "1") else ValueError
@@ -244,7 +244,7 @@ def test_lists_of_something_else(folder, tmp_path, part):
             read(file, folder / "images")
         file.write_text(json.dumps({**content(), part: [value]}))
         with pytest.raises(
-            ValueError, match=rf"expected id, .* of every {KINDS[part]} in .*instances.json \(got .* at 0"
+            ValueError, match=rf"expected id, .* of every {KINDS[part]} in .*instances.json \(got .* at index 0"
         ):
             read(file, folder / "images")
 

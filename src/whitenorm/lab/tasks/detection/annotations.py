@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.lab.sealed import parse_json
-from whitenorm.lab.tasks.detection.entries import check, misfit, short
+from whitenorm.lab.tasks.detection.entries import check, describe_misfit, short
 
 # Pixels that a box or a polygon may lie outside its image: COCO's own are rounded, and then cut to the image.
 _ROUNDING = 2.0
@@ -197,7 +197,7 @@ def _add(annotation: dict[str, Any], pictures: dict[int, Picture], labels: dict[
         )
     picture = pictures[image]
     corners = _box(box, number, picture, file)
-    if words := misfit(outline, picture.width, picture.height, _ROUNDING):
+    if words := describe_misfit(outline, picture.width, picture.height, _ROUNDING):
         raise ValueError(
             f"expected a segmentation of annotation {number} of {file} that fits {picture} (got {words}); mend it, or "
             "remove it"

@@ -32,8 +32,10 @@ def check(entry: Any, place: int, kind: str, file: Path) -> None:
     fields = FIELDS[kind]
     required = [name for name, field in fields.items() if field.required]
     if not isinstance(entry, dict) or any(name not in entry for name in required):
-        raise ValueError(f"expected {', '.join(required)} of every {kind} in {file} (got {short(entry)} at {place})")
-    called = f"{kind} {entry['id']}" if _is_whole(entry["id"]) else f"the {kind} at {place}"
+        raise ValueError(
+            f"expected {', '.join(required)} of every {kind} in {file} (got {short(entry)} at index {place})"
+        )
+    called = f"{kind} {entry['id']}" if _is_whole(entry["id"]) else f"the {kind} at index {place}"
     for name, field in fields.items():
         if name in entry and not field.fits(entry[name]):
             raise ValueError(
@@ -42,8 +44,8 @@ def check(entry: Any, place: int, kind: str, file: Path) -> None:
             )
 
 
-def misfit(outline: Any, width: int, height: int, margin: float) -> str:
-    """Say why a segmentation is none of an image of this size; an empty string where it is.
+def describe_misfit(outline: Any, width: int, height: int, margin: float) -> str:
+    """Say why a segmentation does not fit an image of this size; an empty string if it does.
 
     Args:
         outline: polygons, run lengths or nothing, of the form that :func:`check` asks for.
@@ -52,9 +54,9 @@ def misfit(outline: Any, width: int, height: int, margin: float) -> str:
 
     Example::
 
-        >>> misfit([[0, 0, 4, 0, 4, 9]], width=4, height=4, margin=0)
+        >>> describe_misfit([[0, 0, 4, 0, 4, 9]], width=4, height=4, margin=0)
         'polygons from 0 to 4 and from 0 to 9, outside of 4×4 pixels'
-        >>> misfit({"size": [4, 4], "counts": [10, 5]}, width=4, height=4, margin=0)
+        >>> describe_misfit({"size": [4, 4], "counts": [10, 5]}, width=4, height=4, margin=0)
         'run lengths of 15 pixels for an image of 4×4'
     """
     if not outline:
