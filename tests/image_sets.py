@@ -2,12 +2,13 @@
 
 import pickle
 import struct
+import zlib
 
 import coco_files
 import numpy as np
 from PIL import Image
 from scipy.io import savemat
-from text_sets import write_multi30k
+from text_sets import CHARACTERS, write_multi30k
 
 SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (136, 0)}
 
@@ -24,6 +25,13 @@ def images(count, classes, shape, seed):
 def idx(array):
     """The bytes of an IDX file."""
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def png_of_size(width, height):
+    """A PNG file that claims a size, and has no pixels."""
+    chunks = [b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT"]
+    sized = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(sized)
 
 
 def write_mnist(folder, train, test):
@@ -79,7 +87,7 @@ def write_root(root):
             pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
-    write_multi30k(root)
+    write_multi30k(root, rare=CHARACTERS)
     coco_files.written(root / "coco128")
     write_style(root / "style")
     return root

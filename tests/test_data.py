@@ -3,6 +3,9 @@
 import gzip
 import pickle
 import random
+import tracemalloc
+import zlib
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from image_sets import write_mnist
 from scipy.io import loadmat, savemat
 
 from whitenorm.lab import data
-from whitenorm.lab.data import mat, sets
+from whitenorm.lab.data import files, mat, sets
 
 
 @pytest.fixture
@@ -38,6 +41,10 @@ def test_idx_plain_and_gzipped(mnist):
 def test_the_root_of_the_environment(mnist, monkeypatch):
     monkeypatch.setenv(data.ROOT_VARIABLE, str(mnist))
     assert data.load("mnist").classes == 10
+    monkeypatch.setenv(data.ROOT_VARIABLE, "")
+    monkeypatch.chdir(mnist)
+    with pytest.raises(OSError, match="mnist needs a data root"):
+        data.load("mnist")
 
 
 def write_cifar10(root, version, images, labels):
@@ -131,6 +138,90 @@ def test_cut_off_files(mnist, tmp_path):
             data.load(name, tmp_path)
 
 
+BOMB = 2**26
+
+
+@contextmanager
+def little_memory():
+    """Fails if as much as an eighth of a bomb was in memory."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < BOMB / 8
+
+
+def promise(path, count):
+    """Write another number of items in an IDX file's header."""
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + count.to_bytes(4, "big") + content[8:])
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
+@pytest.mark.parametrize(("count", "words"), [(30, "got more than the 30 it promises"), (60_001, "got the header")])
+def test_idx_files_are_unpacked_as_far_as_they_promise(mnist, name, count, words):
+    path = mnist / "MNIST" / "raw" / name
+    promise(path, count)
+    with gzip.open(path.with_name(f"{name}.gz"), "wb") as file:
+        file.write(path.read_bytes() + bytes(BOMB))
+    path.unlink()
+    with little_memory(), pytest.raises(OSError, match=f"{name}.gz to be an IDX file .*{words}"):
+        data.load("mnist", mnist)
+
+
+def test_idx_files_of_other_images(mnist):
+    folder = mnist / "MNIST" / "raw"
+    images, labels = (folder / f"train-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
+    whole = images.read_bytes()
+    for content in (labels.read_bytes(), whole[:8] + bytes([0, 0, 0, 14, 0, 0, 0, 56]) + whole[16:]):
+        images.write_bytes(content)
+        with pytest.raises(OSError, match=r"at most 60,000 items in the shape \(28, 28\) \(got the header"):
+            data.load("mnist", mnist)
+
+
+def test_gzipped_records_are_unpacked_as_far_as_they_should_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_LARGEST_PICKLE", 2**20)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(BOMB)))
+    for read in (lambda path: files.rows(path, 3073, 10), files.pickled):
+        with little_memory(), pytest.raises(OSError, match=r"a\.gz to be a file of at most .* bytes \(got more\)"):
+            read(tmp_path / "a")
+
+
+def matlab(*parts):
+    """A MATLAB file of compressed parts, each with the tag of an array of so many zeros."""
+    zipped = [zlib.compress((14).to_bytes(4, "little") + size.to_bytes(4, "little") + bytes(size)) for size in parts]
+    tagged = [(15).to_bytes(4, "little") + len(part).to_bytes(4, "little") + part for part in zipped]
+    return bytes(124) + b"\x00\x01IM" + b"".join(tagged)
+
+
+def test_what_matlab_files_unpack_to_is_limited(tmp_path, monkeypatch):
+    """In all their parts together."""
+    content = matlab(BOMB)
+    with (
+        little_memory(),
+        pytest.raises(ValueError, match="promises 67,108,864 bytes, where at most 1,048,576 are left"),
+    ):
+        mat.arrays(content, 2**20)
+    assert mat.arrays(matlab(600_000), 2**20) == {}
+    with pytest.raises(ValueError, match="promises 600,000 bytes, where at most 448,56"):
+        mat.arrays(matlab(600_000, 600_000), 2**20)
+    monkeypatch.setattr(sets, "_LARGEST_FACES", 2**20)
+    (tmp_path / "yaleb").mkdir()
+    (tmp_path / "yaleb" / "YaleB_32x32.mat").write_bytes(content)
+    with pytest.raises(OSError, match=r"YaleB_32x32.mat to be .*promises 67,108,864 bytes"):
+        data.load("yaleb", tmp_path)
+
+
+def test_what_numpy_archives_unpack_to_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr(sets, "_LARGEST_FACES", 2**20)
+    (tmp_path / "pie").mkdir()
+    np.savez_compressed(tmp_path / "pie" / "pie_32x32.npz", X=np.zeros((BOMB // 1024, 1024), np.uint8), y=[0])
+    with little_memory(), pytest.raises(OSError, match=r"pie_32x32.npz to be .*promises 67,\d+,\d+ bytes"):
+        data.load("pie", tmp_path)
+
+
 def test_a_pickle_that_runs_code(tmp_path):
     class Harm:
         def __reduce__(self):
@@ -163,7 +254,7 @@ def test_matlab_files_as_scipy_reads_them(compressed, pixels, tmp_path):
     savemat(
         tmp_path / "a.mat", {**values, "name": "text", "cell": np.array([1, "a"], object)}, do_compression=compressed
     )
-    found = mat.arrays((tmp_path / "a.mat").read_bytes())
+    found = mat.arrays((tmp_path / "a.mat").read_bytes(), 2**20)
     expected = loadmat(tmp_path / "a.mat")
     assert set(found) == set(values)
     for name in values:

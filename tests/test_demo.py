@@ -12,9 +12,11 @@ from whitenorm.cli import main
 from whitenorm.lab import demo, digits
 
 
-def test_demo_trains_every_norm_and_writes_its_files(tmp_path, capsys):
+def test_demo_trains_every_norm_and_writes_its_files(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
     assert main(["demo", "--epochs", "3", "--batch-size", "128", "--target", "0.5", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
+    assert "norm\ttest accuracy\ttraining loss\tepochs to 50%\tms a step\tcondition number\n" in printed
     content = json.loads((tmp_path / "results.json").read_text())
     assert [result["norm"] for result in content["results"]] == ["BN", "GN", "DBN", "IterNorm", "SW", "GW"]
     assert content["versions"]["torch"] == torch.__version__

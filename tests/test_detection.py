@@ -5,9 +5,11 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from coco_files import SIDE, content, square, written
+from image_sets import png_of_size
 from lightning.pytorch import Callback
 from torch import nn
 from torchvision.io import write_png
@@ -114,7 +116,7 @@ def test_flip(folder):
         (lambda what: what["annotations"].append({"id": 9}), "id, image_id, category_id, bbox"),
         (lambda what: what["images"].append(what["images"][0]), "10 twice"),
         (lambda what: what["images"][0].update(file_name="gone.png"), "gone.png, image 10 of"),
-        (lambda what: what["images"][0].update(width=0), "width and a height of image 10"),
+        (lambda what: what["images"][0].update(width=0), "width of image 10 of"),
         (lambda what: what.pop("categories"), "got no categories"),
         (lambda what: what["categories"].clear(), "expected categories"),
     ],
@@ -129,6 +131,143 @@ def test_bad_annotations(folder, tmp_path, change, words):
     assert str(file) in str(error.value)
 
 
+OUTLINES = [
+    ([[1, 2]], "expected polygons of x and y, or run lengths as the segmentation"),
+    ([[0, 0, 9, 9]], "expected polygons"),
+    ([[0, 0, 9, 0, 9, 9, 1]], "expected polygons"),
+    ([[0, 0, 9, 0, 9, math.nan]], "expected polygons"),
+    ([[0, 0, 9, 0, 9, "9"]], "expected polygons"),
+    ([[0, 0, 9, 0, 9, 10**400]], "expected polygons"),
+    ([[0, 0, 9, 0, 9, 9], None], "expected polygons"),
+    ("a polygon", "expected polygons"),
+    ({}, "expected polygons"),
+    ({"size": [SIDE, SIDE], "counts": [0.5]}, "expected polygons"),
+    ({"size": SIDE, "counts": [SIDE * SIDE]}, "expected polygons"),
+    ([[0, 0, 9, 0, 1e9, 9]], r"polygons from 0 to 1000000000.0 and from 0 to 9, outside of 48×48 pixels"),
+    ([[0, 0, 9, 0, 9, -3]], r"and from -3 to 0, outside"),
+    ({"size": [SIDE, 20], "counts": [SIDE * SIDE]}, r"of size \[48, 20\] for an image of \[48, 48\]"),
+    ({"size": [SIDE, SIDE], "counts": []}, "run lengths of 0 pixels for an image of 48×48"),
+    ({"size": [SIDE, SIDE], "counts": [SIDE * SIDE - 1]}, "run lengths of 2303 pixels"),
+    ({"size": [SIDE, SIDE], "counts": [-1, SIDE * SIDE + 1]}, "run lengths of 2304 pixels"),
+    ({"size": [SIDE, SIDE], "counts": ""}, "run lengths of 0 pixels"),
+    ({"size": [SIDE, SIDE], "counts": "5"}, "run lengths of 5 pixels"),
+    ({"size": [SIDE, SIDE], "counts": "é"}, "run lengths that have no character 'é'"),
+    ({"size": [SIDE, SIDE], "counts": "`"}, "run lengths that end in the middle of a number"),
+]
+
+
+@pytest.mark.parametrize(("outline", "words"), OUTLINES)
+def test_bad_outlines(folder, tmp_path, outline, words):
+    what = content()
+    what["annotations"][1]["segmentation"] = outline
+    file = tmp_path / "instances.json"
+    file.write_text(json.dumps(what))
+    with pytest.raises(ValueError, match=words) as error:
+        read(file, folder / "images")
+    assert f"segmentation of annotation 101 of {file}" in str(error.value)
+
+
+@pytest.mark.parametrize("outline", [None, [], "missing"])
+def test_boxes_alone(folder, tmp_path, outline):
+    """They train without masks; with masks, what lacks them is named."""
+    what = content()
+    for annotation in what["annotations"]:
+        annotation["segmentation"] = outline
+        if outline == "missing":
+            del annotation["segmentation"]
+    file = tmp_path / "instances.json"
+    file.write_text(json.dumps(what))
+    picture = read(file, folder / "images").pictures[0]
+    assert picture.target(masks=False)["boxes"].shape == (1, 4)
+    with pytest.raises(OSError, match=r"segmentation of annotation 100 of .*0\.png .*train without masks"):
+        picture.target(masks=True)
+
+
+def test_run_lengths_as_pycocotools_writes_them(folder, tmp_path):
+    mask = pytest.importorskip("pycocotools.mask")
+    what, drawn = content(), torch.Generator().manual_seed(0)
+    masks = [torch.rand(SIDE, SIDE, generator=drawn) < share for share in (0.0, 0.01, 0.5, 1.0)]
+    for annotation, pixels in zip(what["annotations"], masks, strict=True):
+        packed = mask.encode(np.asfortranarray(pixels.numpy().astype(np.uint8)))
+        annotation["segmentation"] = {"size": packed["size"], "counts": packed["counts"].decode()}
+    file = tmp_path / "instances.json"
+    file.write_text(json.dumps(what))
+    for picture, pixels in zip(read(file, folder / "images").pictures, masks, strict=True):
+        assert torch.equal(picture.target(masks=True)["masks"][0].bool(), pixels)
+
+
+WRONG = [None, True, 1.5, -0.5, "1", "", [], [1], {}, 10**400, math.nan, math.inf]
+# Of each field, those that it takes.
+TAKEN = {
+    ("images", "id"): [],
+    ("images", "file_name"): [],
+    ("images", "width"): [],
+    ("images", "height"): [],
+    ("categories", "id"): [],
+    ("categories", "name"): ["1", ""],
+    ("annotations", "id"): [],
+    ("annotations", "image_id"): [],
+    ("annotations", "category_id"): [],
+    ("annotations", "bbox"): [],
+    ("annotations", "area"): [1.5],
+    ("annotations", "iscrowd"): [True],
+    ("annotations", "segmentation"): [None, []],
+}
+KINDS = {"images": "image", "categories": "category", "annotations": "annotation"}
+
+
+@pytest.mark.parametrize(("part", "name"), TAKEN)
+def test_values_of_another_type(folder, tmp_path, part, name):
+    """Errors, none of Python's own, name file, entry and field."""
+    file = tmp_path / "instances.json"
+    for value in WRONG:
+        if any(value is taken or (type(value) is type(taken) and value == taken) for taken in TAKEN[part, name]):
+            continue
+        what = content()
+        what[part][1][name] = value
+        entry = f"the {KINDS[part]} at index 1" if name == "id" else f"{KINDS[part]} {what[part][1]['id']}"
+        file.write_text(json.dumps(what))
+        # A file of this name is not there.
+        known = (ValueError, OSError) if (name, value) == ("file_name", "1") else ValueError
+        with pytest.raises(known) as error:
+            read(file, folder / "images")
+        assert str(file) in str(error.value)
+        assert known is not ValueError or f"as the {name} of {entry} of" in str(error.value), value
+
+
+@pytest.mark.parametrize("part", KINDS)
+def test_lists_of_something_else(folder, tmp_path, part):
+    file = tmp_path / "instances.json"
+    for value in (None, 3, "all", {"id": 1}):
+        file.write_text(json.dumps({**content(), part: value}))
+        with pytest.raises(OSError, match=f"got no {part}"):
+            read(file, folder / "images")
+        file.write_text(json.dumps({**content(), part: [value]}))
+        with pytest.raises(
+            ValueError, match=rf"expected id, .* of every {KINDS[part]} in .*instances.json \(got .* at index 0"
+        ):
+            read(file, folder / "images")
+
+
+@pytest.mark.parametrize("name", ["../0.png", "a/../../images/0.png", "/0.png", ".", "..", "0.png\0", "absolute"])
+def test_images_outside_of_their_folder(folder, tmp_path, name):
+    what = content()
+    what["images"][1]["file_name"] = str(folder / "images" / "0.png") if name == "absolute" else name
+    file = tmp_path / "instances.json"
+    file.write_text(json.dumps(what))
+    with pytest.raises(ValueError, match=r"a path inside the folder of images as the file_name of image 11 of .*json"):
+        read(file, folder / "images")
+
+
+def test_images_in_folders_of_their_folder(folder, tmp_path):
+    what = content()
+    for image in what["images"]:
+        image["file_name"] = f"images/./{image['file_name']}"
+    file = tmp_path / "instances.json"
+    file.write_text(json.dumps(what))
+    assert [picture.file.name for picture in read(file, folder).pictures] == ["0.png", "1.png", "2.png", "3.png"]
+
+
 def test_bad_files(tmp_path):
     written(tmp_path)
     image = tmp_path / "images/1.png"
@@ -139,15 +278,19 @@ def test_bad_files(tmp_path):
     write_png(torch.zeros(3, 20, 30, dtype=torch.uint8), str(image))
     with pytest.raises(OSError, match=re.escape("1.png (image 11) to have the 48×48 pixels")):
         fit(config(tmp_path, workers=1))
-    image.write_bytes(whole)
-    what = content()
-    what["annotations"][1]["segmentation"] = [[1, 2]]
-    (tmp_path / "instances.json").write_text(json.dumps(what))
-    with pytest.raises(OSError, match=r"segmentation of annotation 101 of .*1.png"):
-        fit(config(tmp_path, masks=True))
-    (tmp_path / "instances.json").write_text(json.dumps(what)[:-9])
-    with pytest.raises(OSError, match=r"instances.json to be JSON"):
+    image.write_bytes(png_of_size(100, 100))
+    with pytest.raises(
+        OSError, match=re.escape("1.png (image 11) to have the 48×48 pixels that its annotations say (got")
+    ):
         fit(config(tmp_path))
+    image.write_bytes(png_of_size(100_000, 100_000))
+    with pytest.raises(OSError, match=re.escape(f"expected a whole image in {image} (image 11)")):
+        fit(config(tmp_path))
+    image.write_bytes(whole)
+    for text in (json.dumps(content())[:-9], "[" * 10**5):
+        (tmp_path / "instances.json").write_text(text)
+        with pytest.raises(OSError, match=r"instances.json to be JSON"):
+            fit(config(tmp_path))
     with pytest.raises(OSError, match="got no such folder"):
         fit(config(tmp_path / "nowhere"))
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -31,6 +33,23 @@ def test_code_runs(path):
         warnings.simplefilter("ignore")
         for block in blocks(path):
             exec(block, names)
+
+
+def test_what_is_called_by_its_path_needs_no_other_import():
+    """In a process of its own, as other tests import more of the package."""
+    pages = [ROOT / "README.md", *DOCS.glob("**/*.md")]
+    called = {call for page in pages for call in re.findall(r"\bwhitenorm(?:\.\w+)+(?=\()", page.read_text("utf-8"))}
+    assert "whitenorm.convert_" in called
+    code = """
+import sys, whitenorm
+for path in sys.argv[1:]:
+    try:
+        eval(path)
+    except AttributeError as error:
+        print(path, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, *sorted(called)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if "<!-- found: " in path.read_text("utf-8")], ids=name)

@@ -5,6 +5,7 @@ import matplotlib.pyplot as plt
 import pytest
 from image_sets import write_root
 
+from whitenorm.lab import data
 from whitenorm.lab.experiments import EXPERIMENTS, SETUPS
 from whitenorm.lab.reproduce.results import Run, Store
 from whitenorm.lab.reproduce.runner import reproduce
@@ -27,20 +28,40 @@ def clipped(figure):
     return [words for words, b in boxes.items() if min(b.x0, b.y0) < -3 or b.x1 > width + 3 or b.y1 > height + 3]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_smoke(name, root, tmp_path):
+def run_smoke(name, root, folder):
+    """Run an experiment at smoke scale, and see whether its results are whole."""
     experiment = EXPERIMENTS[name]
-    content = reproduce(experiment, tmp_path, "smoke", data_root=root)
+    content = reproduce(experiment, folder, "smoke", data_root=root)
     assert len(content["claims"]) == len(experiment.claims) > 0
     for claim, written in zip(experiment.claims, content["claims"], strict=True):
         assert written["verdict"] in ("held", "not held", "not decided", "not run")
         assert written["ours"]
         assert claim.exact or written["verdict"] in ("not decided", "not run")
-    assert Store(tmp_path, name, "smoke").read()["claims"] == content["claims"]
-    picture = matplotlib.image.imread(tmp_path / name / "smoke.png")
+    assert Store(folder, name, "smoke").read()["claims"] == content["claims"]
+    picture = matplotlib.image.imread(folder / name / "smoke.png")
     assert picture.std() > 0
     assert picture.shape[1] <= 2400
     assert not clipped(experiment.draw(content["runs"]))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke(name, root, tmp_path):
+    run_smoke(name, root, tmp_path)
+
+
+def is_there(root, name):
+    """Whether a data root has a set of this name."""
+    return any((root / folder).is_dir() for folder in (data.SETS[name].folders if name in data.SETS else [name]))
+
+
+@pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.data])
+def test_smoke_on_real_data(name, tmp_path):
+    """What the small sets of the tests lack, such as the number of characters of a real text."""
+    root = data.root_folder(None)
+    missing = [one for one in EXPERIMENTS[name].data if root is None or not is_there(root, one)]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} in ${data.ROOT_VARIABLE}")
+    run_smoke(name, root, tmp_path)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,6 +1,7 @@
 """What is counted of a GPU's work, predicted from it, and remembered of a card; there need be none."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -180,13 +181,102 @@ def test_a_pass_is_for_one_kind_of_card_and_for_these_versions(card, monkeypatch
     assert len(json.loads(card.read_text())["passed"]) == 2
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"passed": 3}', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"passed": 3}', b"\0", b'{"passed": ["\xff"]}', b"[" * 10**5, b'{"passed": ' * 10**5],
+    ids=lambda content: repr(content[:16]),
+)
 def test_a_damaged_file_trusts_nothing_and_is_written_anew(card, content):
     card.parent.mkdir()
-    card.write_text(content)
+    card.write_bytes(content)
     assert not trust.is_trusted(CUDA)
     trust.remember(CUDA, passed=True)
     assert trust.is_trusted(CUDA)
+
+
+def is_verified(seconds=60):
+    """Whether the card is trusted, asked in a child process, which may hang."""
+    code = "import torch; from whitenorm.kernels import trust; trust.kind_of = lambda device: 'a card'; "
+    code += "print(trust.is_trusted(torch.device('cuda', 0)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr
+    return done.stdout == "True\n"
+
+
+def test_a_huge_file_is_not_read(card):
+    trust.remember(CUDA, passed=True)
+    with card.open("a") as file:
+        file.write(" " * trust._LARGEST)
+    trust._is_trusted.cache_clear()
+    assert not trust.is_trusted(CUDA)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_fifo_trusts_nothing_and_is_written_anew(card):
+    card.parent.mkdir()
+    card.write_text(json.dumps({"passed": ["a card"]}))
+    assert is_verified()
+    card.unlink()
+    os.mkfifo(card)
+    assert not is_verified()
+    trust.remember(CUDA, passed=True)
+    assert trust.is_trusted(CUDA)
+
+
+def test_a_symlink_loop_trusts_nothing_and_is_written_anew(card):
+    card.parent.mkdir()
+    card.symlink_to(card)
+    assert not trust.is_trusted(CUDA)
+    trust.remember(CUDA, passed=True)
+    assert trust.is_trusted(CUDA)
+
+
+# What needs a permission on the file itself, or on its folder.
+FORBIDDEN = {
+    "the file": [(Path, "open"), (trust.os, "replace")],
+    "its folder": [(Path, "is_file"), (trust.tempfile, "mkstemp")],
+}
+
+
+@pytest.mark.parametrize("where", FORBIDDEN)
+def test_a_cache_that_cannot_be_read_or_written(card, monkeypatch, where):
+    """As without permission, which tests that run as root always have."""
+
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    card.parent.mkdir()
+    card.write_text(json.dumps({"passed": [trust.kind_of(CUDA)]}))
+    with monkeypatch.context() as changed:
+        for owner, name in FORBIDDEN[where]:
+            changed.setattr(owner, name, refuse)
+        assert not trust.is_trusted(CUDA)
+        with pytest.raises(OSError, match=rf"expected to write {card} \(got .*Permission denied\); .*XDG_CACHE_HOME"):
+            trust.remember(CUDA, passed=True)
+    assert [path.name for path in card.parent.iterdir()] == ["kernels.json"]
+
+
+@pytest.mark.parametrize("place", ["kernels.json", "kernels.json/more", ""])
+def test_something_else_in_its_place(card, place):
+    """A folder where the file would be, empty or not, and a file where its folder would be: an error, and no litter."""
+    (card.parent / place).mkdir(parents=True) if place else card.parent.write_bytes(b"")
+    before = sorted(card.parent.parent.rglob("*"))
+    assert not trust.is_trusted(CUDA)
+    with pytest.raises(OSError, match=rf"expected to write {card} \(got "):
+        trust.remember(CUDA, passed=True)
+    assert sorted(card.parent.parent.rglob("*")) == before
+
+
+def test_a_user_without_a_home_trusts_nothing(card, monkeypatch):
+    def refuse(*args):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(Path, "home", refuse)
+    assert not trust.is_trusted(CUDA)
+    with pytest.raises(OSError, match=r"expected a home folder for the cache .*XDG_CACHE_HOME"):
+        trust.remember(CUDA, passed=True)
 
 
 class OnCuda:
@@ -211,6 +301,17 @@ def test_auto_takes_triton_where_it_has_passed(card, monkeypatch):
         assert not choice.takes_triton(torch.ones(3))
         with chosen("torch"):
             assert not choice.takes_triton(OnCuda())
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("", ""), ("torch", ""), ("fast", "expected WHITENORM_KERNELS to be one of")]
+)
+def test_the_kernels_of_the_environment(mode, words):
+    code = "import whitenorm; from whitenorm.kernels import choice; print(choice._mode)"
+    environment = {**os.environ, "WHITENORM_KERNELS": mode}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0, done.stdout) == (not words, "" if words else f"{mode or 'auto'}\n"), done.stderr
+    assert words in done.stderr
 
 
 def test_without_a_card(capsys, monkeypatch):

@@ -11,14 +11,17 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from rich.table import Table
 
 from whitenorm.cli import main
+from whitenorm.lab.experiments import EXPERIMENTS
 from whitenorm.lab.reproduce import plots
 from whitenorm.lab.reproduce.evidence import every, exactly, lower
 from whitenorm.lab.reproduce.experiment import Claim, Experiment
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Results, Run, Store
 from whitenorm.lab.reproduce.runner import judge_again, reproduce
+from whitenorm.lab.terminal import print_table
 
 NAMES = ("one", "other")
 
@@ -222,10 +225,38 @@ def test_command(tmp_path, capsys, monkeypatch):
     assert "run it again" in capsys.readouterr().err
 
 
+def test_what_is_piped_is_not_cut(tmp_path, capsys, monkeypatch):
+    """A line per experiment, per claim, and per summary, however wide the terminal is said to be."""
+    monkeypatch.setenv("COLUMNS", "30")
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows[0] == ["id", "what", "cost, data", "last run"]
+    assert {len(row) for row in rows} == {4}
+    assert [row[0] for row in rows[1 : len(EXPERIMENTS) + 1]] == list(EXPERIMENTS)
+    assert all(EXPERIMENTS[row[0]].title in row[1] for row in rows[1 : len(EXPERIMENTS) + 1])
+
+    arguments = ["--out", str(tmp_path), "--scale", "smoke"]
+    assert main(["reproduce", "gw-histogram", *arguments]) == 0
+    claims = EXPERIMENTS["gw-histogram"].claims
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows[2 : len(claims) + 2]] == [[claim.text, claim.paper] for claim in claims]
+    report = ["report", "--results", str(tmp_path), "--out", str(tmp_path / "site"), "--scale", "smoke"]
+    assert main(report) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_table_on_a_terminal():
+    out = io.StringIO()
+    shown_table = Table("id", title="Experiments")
+    shown_table.add_row("gw-histogram")
+    print_table(Console(file=out, force_terminal=True, width=40), shown_table)
+    assert "│ gw-histogram │" in out.getvalue()
+
+
 def test_without_a_terminal_a_line_now_and_then():
     """So that a log tells how far a run of hours is; one that was interrupted counts with what it took."""
     now, out = [0.0], io.StringIO()
-    with shown("dbn-vgg", Console(file=out), clock=lambda: now[0]) as watch:
+    with shown("dbn-vgg", Console(file=out, width=20), clock=lambda: now[0]) as watch:
         watch(1, 4, 0.0, Run({}, 0, {}, 100.0))
         assert out.getvalue() == ""
         now[0] = 40.0
@@ -243,6 +274,10 @@ def test_on_a_terminal_a_bar():
     assert "left 0:05:00" in out.getvalue()
 
 
+# Python's error of it is none of a value.
+NESTED = b"[" * 10**5
+
+
 def test_damaged_results_are_seen(tmp_path):
     """A digit that changed, in the results and in the runs of an interrupted call."""
     store = Store(tmp_path, "mine", "default")
@@ -250,13 +285,19 @@ def test_damaged_results_are_seen(tmp_path):
     store.add(run)
     assert store.done() == [run]
     partial = tmp_path / "mine" / "default.partial.jsonl"
-    partial.write_bytes(partial.read_bytes().replace(b"1.25", b"1.35") + b"\xff\n[1]\n")
+    partial.write_bytes(partial.read_bytes().replace(b"1.25", b"1.35") + b"\xff\n[1]\n" + NESTED + b"\n")
     assert store.done() == []
     names = ("experiment", "title", "scale", "parameters", "finished", "machine", "claims")
     store.write({**dict.fromkeys(names, "x"), "seconds": 1.0}, [run])
     assert store.read()["runs"] == [run]
     content = store.results.read_bytes()
-    for old, new in ((b"1.25", b"1.35"), (b'"title": "x"', b'"title": "y"'), (content, b"{}"), (content, b"\xff")):
+    for old, new in (
+        (b"1.25", b"1.35"),
+        (b'"title": "x"', b'"title": "y"'),
+        (content, b"{}"),
+        (content, b"\xff"),
+        (content, NESTED),
+    ):
         store.results.write_bytes(content.replace(old, new))
         with pytest.raises(OSError, match="to be results of whitenorm reproduce"):
             store.read()

@@ -1,10 +1,12 @@
 """Runs that are killed go on to the same bits; a folder belongs to one of them; damage is seen."""
 
+import errno
 import json
 import os
 import random
 import shutil
 import signal
+import time
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from torture import CASES, options_of, same, train
 
 from whitenorm.cli import main
 from whitenorm.lab import sealed
-from whitenorm.lab.training import Train, fit, load
+from whitenorm.lab.training import Train, fit, load, lock
 from whitenorm.lab.training.checkpoints import saved
+from whitenorm.lab.training.folder import RunFolder
 from whitenorm.lab.training.lock import locked
 
 
@@ -169,6 +172,12 @@ def test_another_configuration_whose_record_is_damaged(stopped):
     assert saved(folder / "checkpoints") == before
 
 
+def test_a_record_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "outcome.json").write_bytes(b"[" * 10**5)
+    with pytest.raises(OSError, match=r"damaged or foreign file: it is nested too deeply\)"):
+        RunFolder(tmp_path).outcome()
+
+
 def test_two_processes_in_one_folder(tmp_path, capsys):
     args = ["train", "custom", "--net", "mlp-8", "--dataset", "digits", "--epochs", "1", "--folder", str(tmp_path)]
     with locked(tmp_path):
@@ -177,6 +186,84 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     (tmp_path / "lock").write_text("process 1 on here")
     assert main(args) == 0, "a lock that nobody holds"
     assert not (tmp_path / "lock").exists()
+
+
+def enter(folder):
+    with locked(folder):
+        pass
+
+
+def enters(folder):
+    """Whether another process gets into a folder."""
+    process = torture._CONTEXT.Process(target=enter, args=(folder,))
+    process.start()
+    process.join(60)
+    return process.exitcode == 0
+
+
+def test_a_second_attempt_does_not_give_up_the_lock(tmp_path):
+    """Nor does reading the file, which closes a descriptor of it."""
+    with locked(tmp_path):
+        for _ in range(2):
+            with pytest.raises(OSError, match=f"got a run in it: process {os.getpid()} on"):
+                enter(tmp_path)
+            assert not enters(tmp_path)
+        assert str(os.getpid()) in (tmp_path / "lock").read_text()
+        assert not enters(tmp_path)
+    assert enters(tmp_path)
+
+
+def fork_and_die(folder, pipe):
+    """Hold a folder, fork a process that stays, and be killed."""
+    with locked(folder):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        pipe.send(child)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_process_forks_does_not_hold_its_folder(tmp_path):
+    ours, theirs = torture._CONTEXT.Pipe()
+    process = torture._CONTEXT.Process(target=fork_and_die, args=(tmp_path, theirs))
+    process.start()
+    child = ours.recv()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    try:
+        assert enters(tmp_path)
+    finally:
+        # It still ran.
+        os.kill(child, signal.SIGKILL)
+
+
+def fork_and_leave(folder):
+    """Hold a folder, let a forked process leave the block, and fail unless the folder is still held."""
+    with locked(folder):
+        child = os.fork()
+        if child == 0:
+            return
+        os.waitpid(child, 0)
+        with pytest.raises(OSError, match=f"got a run in it: process {os.getpid()} on"):
+            enter(folder)
+
+
+def test_a_forked_process_does_not_give_up_the_lock(tmp_path):
+    process = torture._CONTEXT.Process(target=fork_and_leave, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert enters(tmp_path)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=r"on a file system that can lock files \(got: .*No locks available\)"):
+        enter(tmp_path)
 
 
 def test_a_folder_without_a_checkpoint_is_nobodys(tmp_path):

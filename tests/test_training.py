@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from image_sets import png_of_size
 from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -323,9 +324,10 @@ def test_fewer_test_images_than_processes(folders):
 def test_image_folder_errors(folders):
     path, options = folders
     image = next(path.glob("train/1/*.png"))
-    image.write_bytes(image.read_bytes()[:70])
-    with pytest.raises(OSError, match=re.escape(f"expected a whole image in {image}")):
-        fit(Train(**options))
+    for content in (image.read_bytes()[:70], png_of_size(100_000, 100_000)):
+        image.write_bytes(content)
+        with pytest.raises(OSError, match=re.escape(f"expected a whole image in {image}")):
+            fit(Train(**options))
     image.unlink()
     (path / "val/2").rename(path / "val/two")
     with pytest.raises(ValueError, match="only in one of them: 2, two"):

@@ -82,7 +82,7 @@ def set_kernels(mode: str) -> None:
 
     ``"auto"``, the default, takes Triton's for CUDA tensors on kinds of cards on which ``whitenorm gpu`` has found that
     their numbers agree, and torch's everywhere else. ``"torch"`` takes torch's, ``"triton"`` Triton's for all CUDA
-    tensors. The environment variable ``WHITENORM_KERNELS`` sets what a process begins with.
+    tensors. The environment variable ``WHITENORM_KERNELS`` sets what a process begins with; empty means ``"auto"``.
 
     Triton's are for float32, bfloat16 and float16, Newton's iteration and up to 64 features; other solvers and more
     features are solved for by torch between Triton's passes over x. Masks, compilers, ``torch.func`` and second
@@ -178,4 +178,4 @@ def _triton() -> Kernels:
     )
 
 
-_mode = checked_mode(os.environ.get("WHITENORM_KERNELS", "auto"), "WHITENORM_KERNELS")
+_mode = checked_mode(os.environ.get("WHITENORM_KERNELS") or "auto", "WHITENORM_KERNELS")

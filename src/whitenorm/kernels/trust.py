@@ -16,6 +16,9 @@ import torch
 
 from whitenorm._version import __version__
 
+# Bytes of a file that is read: thousands of kinds of cards.
+_LARGEST = 2**20
+
 
 def is_trusted(device: torch.device) -> bool:
     """Whether the kernels have passed on this kind of card."""
@@ -26,13 +29,27 @@ def remember(device: torch.device, passed: bool) -> Path:
     """Keep whether they passed; returns the file it is kept in."""
     kinds = {kind for kind in _known() if kind != kind_of(device)}
     path = _file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: other processes read it.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump({"passed": sorted(kinds | {kind_of(device)} if passed else kinds)}, file, indent=1)
-    os.replace(file.name, path)
+    try:
+        _replace(path, json.dumps({"passed": sorted(kinds | {kind_of(device)} if passed else kinds)}, indent=1))
+    except OSError as error:
+        raise OSError(
+            f"expected to write {path} (got {error}); make it writable, or set $XDG_CACHE_HOME to a folder that is"
+        ) from error
     _is_trusted.cache_clear()
     return path
+
+
+def _replace(path: Path, content: str) -> None:
+    """Write a file whole or not at all, as other processes read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def kind_of(device: torch.device) -> str:
@@ -53,13 +70,29 @@ def _is_trusted(index: int) -> bool:
 
 
 def _known() -> list[str]:
-    """The kinds that have passed; none, if the file cannot be read."""
+    """Return the kinds that have passed; none if there is no readable file."""
     try:
-        return [str(kind) for kind in json.loads(_file().read_text())["passed"]]
-    except (OSError, ValueError, LookupError, TypeError):
+        return [str(kind) for kind in json.loads(_content(_file()))["passed"]]
+    # A RecursionError is JSON that is nested too deeply.
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a regular file: opening a FIFO would wait for a writer, and a device may have no end."""
+    if not path.is_file():
+        raise OSError(f"expected a regular file (got {path})")
+    with path.open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise OSError(f"expected at most {_LARGEST} bytes (got more in {path})")
+    return content
 
 
 def _file() -> Path:
     local = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(local) if local else Path.home() / ".cache") / "whitenorm" / "kernels.json"
+    try:
+        folder = Path(local) if local else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError(f"expected a home folder for the cache (got none: {error}); set $XDG_CACHE_HOME") from error
+    return folder / "whitenorm" / "kernels.json"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import whitenorm
 from whitenorm.lab import digits
-from whitenorm.lab.terminal import terminal
+from whitenorm.lab.terminal import print_table, terminal
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "BN": nn.BatchNorm2d,
@@ -92,7 +92,8 @@ def run(demo: Demo) -> list[Result]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+    # Without a terminal rich shows bars at the end alone, and cuts what they say.
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         tasks = {name: progress.add_task(name, total=demo.epochs, last="", start=False) for name in NORMS}
         results = []
         for name, task in tasks.items():
@@ -105,7 +106,7 @@ def run(demo: Demo) -> list[Result]:
     # The files before the table: who reads only its head, as head does, ends the command there.
     write_json(results, demo, demo.out / "results.json")
     draw(results, demo, demo.out / "curves.png")
-    console.print(table(results, demo))
+    print_table(console, table(results, demo))
     console.print(f"Curves: {demo.out / 'curves.png'}   Numbers: {demo.out / 'results.json'}", soft_wrap=True)
     return results
 

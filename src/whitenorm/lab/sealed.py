@@ -44,6 +44,14 @@ def read_archive(path: Path) -> Any:
         raise ValueError(f"it cannot be read ({type(error).__name__})") from error
 
 
+def parse_json(content: bytes) -> Any:
+    """Parse JSON; a ValueError where it is damaged or nested too deeply, which Python itself tells by another error."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def packed(content: dict[str, Any]) -> dict[str, Any]:
     """A JSON object with its own checksum."""
     return {**content, KEY: _digest(content)}

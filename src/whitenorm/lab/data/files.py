@@ -4,26 +4,52 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
+import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+# IDX's number of the type.
+_IDX_BYTES = 8
+# The largest batch is CIFAR-100's training set, 154 MB of pixels.
+_LARGEST_PICKLE = 2**28
 
-def read(path: Path) -> bytes:
-    """The content of a file, or of its gzipped form beside it."""
+
+def read(path: Path, most: int) -> bytes:
+    """Return the content of a file, or of its gzipped form beside it; more than ``most`` bytes are an error.
+
+    No more than that is unpacked: a kilobyte of gzip can hold a megabyte.
+    """
+    path = _stored(path)
+    with _open(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise broken(path, f"a file of at most {most:,} bytes (got more)")
+    return content
+
+
+def _stored(path: Path) -> Path:
+    """Return the path of a file, or of its gzipped form if only that is there."""
     zipped = path.with_name(path.name + ".gz")
-    if not path.exists() and zipped.exists():
-        try:
-            return gzip.decompress(zipped.read_bytes())
-        except (EOFError, OSError, zlib.error) as error:
-            raise broken(zipped, f"a whole gzip file ({error})") from error
-    return path.read_bytes()
+    return zipped if zipped.exists() and not path.exists() else path
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpacking it if its name says that it is gzipped."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield cast(BinaryIO, file)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise broken(path, f"a whole gzip file ({error})") from error
 
 
 def broken(path: Path, expected: str) -> OSError:
@@ -31,20 +57,27 @@ def broken(path: Path, expected: str) -> OSError:
     return OSError(f"expected {path} to be {expected}; it is cut off or another file: get it again")
 
 
-def idx(path: Path) -> Tensor:
-    """The bytes of an IDX file, in the shape its header gives."""
-    content = read(path)
-    dims = content[3] if len(content) >= 4 and content[:3] == b"\0\0\x08" else 0
-    start = 4 + 4 * dims
-    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
-    if dims == 0 or len(content) != start + np.prod(shape):
-        raise broken(path, f"an IDX file of bytes (got {len(content)} bytes)")
-    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
+def idx(path: Path, item: tuple[int, ...], most: int) -> Tensor:
+    """Return the bytes of an IDX file of at most ``most`` items in the shape ``item``."""
+    path = _stored(path)
+    kind = f"an IDX file of at most {most:,} items in the shape {item}"
+    start, sizes = bytes([0, 0, _IDX_BYTES, 1 + len(item)]), struct.pack(f">{len(item)}I", *item)
+    with _open(path) as file:
+        head = file.read(8 + len(sizes))
+        count = int.from_bytes(head[4:8], "big")
+        if (head[:4], head[8:]) != (start, sizes) or count > most:
+            raise broken(path, f"{kind} (got the header {head!r})")
+        size = count * math.prod(item)
+        # One more, to see where there is more.
+        content = file.read(size + 1)
+    if len(content) != size:
+        raise broken(path, f"{kind} (got {'more' if len(content) > size else 'fewer'} than the {count:,} it promises)")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(count, *item)
 
 
 def rows(path: Path, width: int, count: int) -> Tensor:
     """``count`` records of ``width`` bytes."""
-    content = read(path)
+    content = read(path, count * width)
     if len(content) != count * width:
         raise broken(path, f"{count} records of {width} bytes (got {len(content)} bytes)")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(count, width)
@@ -52,7 +85,7 @@ def rows(path: Path, width: int, count: int) -> Tensor:
 
 def pickled(path: Path) -> dict[bytes, Any]:
     """A dictionary of lists and NumPy arrays of bytes, from a pickle that may hold nothing else."""
-    content = read(path)
+    content = read(path, _LARGEST_PICKLE)
     try:
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
         if not isinstance(found, dict):

@@ -18,30 +18,42 @@ _ARRAY, _COMPRESSED = 14, 15
 # Of classes of arrays: doubles, singles and integers.
 _NUMERIC = range(6, 16)
 _COMPLEX = 0x08
-_LARGEST = 1 << 30
 
 
-def arrays(content: bytes) -> dict[str, np.ndarray]:
+def arrays(content: bytes, most: int) -> dict[str, np.ndarray]:
     """The real numeric arrays of a file by name; other variables are passed over.
 
     Args:
         content: the file's bytes.
+        most: how many bytes its compressed parts may have in all when unpacked.
     """
     if len(content) < 128 or content[124:128] != b"\x00\x01IM":
         raise ValueError("it is not a MATLAB file of version 5 in little-endian order")
     found = {}
     for kind, data in _elements(content[128:]):
         if kind == _COMPRESSED:
-            try:
-                inner = zlib.decompressobj().decompress(data, _LARGEST)
-            except zlib.error as error:
-                raise ValueError(f"a compressed part is damaged ({error})") from error
+            inner = _unpack(data, most)
+            most -= len(inner)
             kind, data = next(_elements(inner), (0, b""))
         if kind == _ARRAY:
             name, value = _array(data)
             if value is not None:
                 found[name] = value
     return found
+
+
+def _unpack(data: bytes, most: int) -> bytes:
+    """Return the one element that a compressed one holds; no more is unpacked than its tag promises."""
+    unzip = zlib.decompressobj()
+    try:
+        tag = unzip.decompress(data, 8)
+        size = int.from_bytes(tag[4:], "little")
+        if len(tag) + size > most:
+            raise ValueError(f"a compressed part promises {size:,} bytes, where at most {most:,} are left for it")
+        # One byte more, as zlib compares the checksum at the end.
+        return tag + unzip.decompress(unzip.unconsumed_tail, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"a compressed part is damaged ({error})") from error
 
 
 def _elements(content: bytes) -> Iterator[tuple[int, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,10 @@ class Source:
 
 
 def root_folder(root: Path | None) -> Path | None:
-    """The data root: what is given, or the environment's."""
-    return root if root is not None else Path(os.environ[ROOT_VARIABLE]) if ROOT_VARIABLE in os.environ else None
+    """Return the given data root, or that of the environment, where an empty variable counts as unset."""
+    if root is None and (named := os.environ.get(ROOT_VARIABLE)):
+        return Path(named)
+    return root
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
@@ -85,10 +88,17 @@ def _help(source: Source) -> str:
     return f"Expected under the root: {' or '.join(source.folders)}. {source.origin}"
 
 
+# In a split of MNIST and Fashion-MNIST.
+_MNIST_IMAGES = 60_000
+# Bytes of all arrays of a set of faces: the larger one has 12 million pixels, of up to eight bytes.
+_LARGEST_FACES = 2**27
+
+
 def _mnist(folder: Path) -> tuple[Split, Split]:
     def split(prefix: str) -> Split:
-        images = files.idx(folder / f"{prefix}-images-idx3-ubyte")
-        return Split(images.unsqueeze(1), files.idx(folder / f"{prefix}-labels-idx1-ubyte").long())
+        images = files.idx(folder / f"{prefix}-images-idx3-ubyte", (28, 28), _MNIST_IMAGES)
+        labels = files.idx(folder / f"{prefix}-labels-idx1-ubyte", (), _MNIST_IMAGES)
+        return Split(images.unsqueeze(1), labels.long())
 
     return split("train"), split("t10k")
 
@@ -133,7 +143,7 @@ def _faces(path: Path, kind: str, read: Callable[[Path], tuple[Any, Any]]) -> tu
         raise
     except Exception as error:
         # NumPy raises anything on bytes that are not its own.
-        raise files.broken(path, kind) from error
+        raise files.broken(path, f"{kind} (got {type(error).__name__}: {error})") from error
     _, people = np.unique(np.ravel(labels), return_inverse=True)
     whole = Split(pixels, torch.from_numpy(people).long())
     return whole, Split(whole.images[:0], whole.labels[:0])
@@ -141,7 +151,7 @@ def _faces(path: Path, kind: str, read: Callable[[Path], tuple[Any, Any]]) -> tu
 
 def _yaleb(folder: Path) -> tuple[Split, Split]:
     def read(path: Path) -> tuple[Any, Any]:
-        content = mat.arrays(path.read_bytes())
+        content = mat.arrays(files.read(path, _LARGEST_FACES), _LARGEST_FACES)
         return content["fea"], content["gnd"]
 
     return _faces(folder / "YaleB_32x32.mat", "a MATLAB file with fea and gnd", read)
@@ -149,6 +159,11 @@ def _yaleb(folder: Path) -> tuple[Split, Split]:
 
 def _pie(folder: Path) -> tuple[Split, Split]:
     def read(path: Path) -> tuple[Any, Any]:
+        with zipfile.ZipFile(path) as archive:
+            # What is read of an array ends where the archive's directory says.
+            size = sum(member.file_size for member in archive.infolist())
+        if size > _LARGEST_FACES:
+            raise ValueError(f"it promises {size:,} bytes, where {_LARGEST_FACES:,} are the most")
         with np.load(path) as content:
             return content["X"], content["y"]
 

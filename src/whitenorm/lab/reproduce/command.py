@@ -19,7 +19,7 @@ from whitenorm.lab.reproduce.outcomes import explained, rule_of, took
 from whitenorm.lab.reproduce.progress import shown
 from whitenorm.lab.reproduce.results import Store
 from whitenorm.lab.reproduce.runner import judge_again, reproduce
-from whitenorm.lab.terminal import terminal
+from whitenorm.lab.terminal import print_table, terminal
 
 
 @dataclass
@@ -62,10 +62,10 @@ def run(options: Reproduce) -> None:
     """List, or run and print the verdicts."""
     console = terminal()
     if options.list or not options.ids:
-        console.print(table(options.out))
+        print_table(console, table(options.out))
         return
     for name in options.ids:
-        console.print(verdicts(_content(EXPERIMENTS[name], options, console)))
+        print_table(console, verdicts(_content(EXPERIMENTS[name], options, console)))
         store = Store(options.out, name, options.scale)
         console.print(f"Results: {store.results}   Picture: {store.picture}\n", soft_wrap=True)
 

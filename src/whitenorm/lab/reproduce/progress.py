@@ -39,7 +39,8 @@ def shown(title: str, console: Console, clock: Callable[[], float] = time.monoto
             progress.update(task, total=total, completed=done + share, runs=f"{done}/{total}", left=left)
             if not console.is_terminal and clock() - said >= _SECONDS:
                 said = clock()
-                console.print(f"{title}: {done + share:.1f} of {total} runs, left {left}", highlight=False)
+                line = f"{title}: {done + share:.1f} of {total} runs, left {left}"
+                console.print(line, highlight=False, soft_wrap=True)
 
         yield watch
 

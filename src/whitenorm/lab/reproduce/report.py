@@ -51,7 +51,7 @@ def run(options: Report) -> None:
         write_between(options.page, claims.START, claims.END, text)
     for path in options.guides:
         write_found(path, outcomes)
-    console.print(summary(outcomes, NOT_BUILT))
+    console.print(summary(outcomes, NOT_BUILT), soft_wrap=not console.is_terminal)
     console.print(f"Site: {options.out / 'index.html'}", soft_wrap=True)
     for path in dict.fromkeys(filter(None, (options.readme, options.page, *options.guides))):
         console.print(f"Written: {path}", soft_wrap=True)

@@ -101,7 +101,7 @@ class Store:
         runs = []
         for line in self._partial.read_bytes().splitlines():
             try:
-                runs.append(Run(**_unpacked(sealed.unpacked(json.loads(line)))))
+                runs.append(Run(**_unpacked(sealed.unpacked(sealed.parse_json(line)))))
             except (ValueError, TypeError):
                 continue
         return runs
@@ -155,7 +155,7 @@ class Store:
         if not self.results.exists():
             return None
         try:
-            written = json.loads(self.results.read_bytes())
+            written = sealed.parse_json(self.results.read_bytes())
             content = _unpacked(sealed.unpacked(written) if sealed.KEY in written else written)
             content["runs"] = Results(Run(**run) for run in content["runs"])
             missing = [name for name in _NEEDED if name not in content]

@@ -117,7 +117,7 @@ class RunFolder:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return sealed.unpacked(json.loads(file.read_bytes()))
+    return sealed.unpacked(sealed.parse_json(file.read_bytes()))
 
 
 def _read(file: Path, read: Callable[[Path], Any], made: Callable[[Any], _T]) -> _T:

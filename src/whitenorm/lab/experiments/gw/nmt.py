@@ -120,7 +120,9 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": {
             "dataset": "multi30k",
-            "vocabulary": 80,
+            "train_pairs": 1000,
+            # The whole set has 104 characters, each of which needs a piece.
+            "vocabulary": 160,
             "encoder_layers": 1,
             "decoder_layers": 1,
             "width": 16,

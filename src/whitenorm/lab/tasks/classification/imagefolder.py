@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
@@ -96,7 +97,8 @@ class _WholeImages(ImageFolder):
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         try:
             return super().__getitem__(i)
-        except OSError as error:
+        # Pillow raises the others on damaged files, and on those that claim too many pixels.
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise OSError(
                 f"expected a whole image in {self.samples[i][0]} ({error}); get it again or remove it"
             ) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Pixels that a box may lie outside its image: COCO's own are rounded, and then cut to the image.
+from whitenorm.lab.sealed import parse_json
+from whitenorm.lab.tasks.detection.entries import check, describe_misfit, short
+
+# Pixels that a box or a polygon may lie outside its image: COCO's own are rounded, and then cut to the image.
 _ROUNDING = 2.0
 
 
@@ -82,7 +83,7 @@ class Picture:
         except Exception as error:
             raise OSError(
                 f"expected polygons or run lengths as the segmentation of annotation {self.annotations[i]} of {self} "
-                f"(got {_short(self.segmentations[i])}: {error}); mend it, or train without masks"
+                f"(got {short(self.segmentations[i])}: {error}); mend it, or train without masks"
             ) from error
         return drawn
 
@@ -109,12 +110,13 @@ def read(file: Path, images: Path) -> Coco:
 
     Raises:
         OSError: a file is not there or not of COCO's form.
-        ValueError: an annotation contradicts the rest.
+        ValueError: an entry lacks a field, has a value that cannot be, or contradicts the rest.
     """
     content = _content(file)
     pictures, categories = _pictures(content, file, images), _categories(content, file)
     labels = {number: label for label, number in enumerate(sorted(categories), 1)}
-    for annotation in content["annotations"]:
+    for place, annotation in enumerate(content["annotations"]):
+        check(annotation, place, "annotation", file)
         _add(annotation, pictures, labels, file)
     names = ("background", *(categories[number] for number in sorted(categories)))
     return Coco(file, [pictures[number] for number in sorted(pictures)], names)
@@ -122,7 +124,7 @@ def read(file: Path, images: Path) -> Coco:
 
 def _content(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
+        content = parse_json(file.read_bytes())
     except FileNotFoundError as error:
         raise OSError(f"expected annotations in {file} (got no such file)") from error
     except ValueError as error:
@@ -137,13 +139,12 @@ def _content(file: Path) -> dict[str, Any]:
 def _pictures(content: dict[str, Any], file: Path, images: Path) -> dict[int, Picture]:
     there = _Listing()
     pictures: dict[int, Picture] = {}
-    for entry in content["images"]:
-        number, name, width, height = _fields(entry, ("id", "file_name", "width", "height"), "image", file)
-        picture = Picture(number, images / name, width, height)
+    for place, entry in enumerate(content["images"]):
+        check(entry, place, "image", file)
+        number = entry["id"]
+        picture = Picture(number, images / entry["file_name"], entry["width"], entry["height"])
         if number in pictures:
             raise ValueError(f"expected an id of its own for every image of {file} (got {number} twice)")
-        if not all(isinstance(side, int) and side > 0 for side in (width, height)):
-            raise ValueError(f"expected a width and a height of image {number} in {file} (got {width} and {height})")
         if picture.file not in there:
             raise OSError(
                 f"expected {picture.file}, image {number} of {file} (got no such file); get it, or remove the image "
@@ -169,19 +170,21 @@ class _Listing:
 
 def _categories(content: dict[str, Any], file: Path) -> dict[int, str]:
     categories: dict[int, str] = {}
-    for entry in content["categories"]:
-        number, name = _fields(entry, ("id", "name"), "category", file)
+    for place, entry in enumerate(content["categories"]):
+        check(entry, place, "category", file)
+        number = entry["id"]
         if number in categories:
             raise ValueError(f"expected an id of its own for every category of {file} (got {number} twice)")
-        categories[number] = str(name)
+        categories[number] = entry["name"]
     if not categories:
         raise OSError(f"expected categories in {file} (got none)")
     return categories
 
 
-def _add(annotation: Any, pictures: dict[int, Picture], labels: dict[int, int], file: Path) -> None:
+def _add(annotation: dict[str, Any], pictures: dict[int, Picture], labels: dict[int, int], file: Path) -> None:
     """One annotation, to the picture it is of."""
-    number, image, category, box = _fields(annotation, ("id", "image_id", "category_id", "bbox"), "annotation", file)
+    number, image, category, box = (annotation[name] for name in ("id", "image_id", "category_id", "bbox"))
+    outline = annotation.get("segmentation")
     if image not in pictures:
         raise ValueError(
             f"expected annotation {number} of {file} to be of an image that the file has (got image_id {image!r}); add "
@@ -193,42 +196,28 @@ def _add(annotation: Any, pictures: dict[int, Picture], labels: dict[int, int], 
             f"{category!r}); its categories are {min(labels)} to {max(labels)}"
         )
     picture = pictures[image]
-    picture.boxes.append(_box(box, number, picture, file))
+    corners = _box(box, number, picture, file)
+    if words := describe_misfit(outline, picture.width, picture.height, _ROUNDING):
+        raise ValueError(
+            f"expected a segmentation of annotation {number} of {file} that fits {picture} (got {words}); mend it, or "
+            "remove it"
+        )
+    picture.boxes.append(corners)
     picture.labels.append(labels[category])
     picture.areas.append(float(annotation.get("area", box[2] * box[3])))
     picture.crowd.append(bool(annotation.get("iscrowd", 0)))
-    picture.segmentations.append(annotation.get("segmentation"))
+    picture.segmentations.append(outline)
     picture.annotations.append(number)
 
 
-def _box(box: Any, number: Any, picture: Picture, file: Path) -> list[float]:
+def _box(box: list[float], number: int, picture: Picture, file: Path) -> list[float]:
     """Corners x1, y1, x2, y2, cut to the image."""
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box)) and min(box[2:]) >= 0):
-        raise ValueError(
-            f"expected x, y, width and height as the bbox of annotation {number} of {file} (got {_short(box)})"
-        )
     x, y, width, height = box
     if min(x, y) < -_ROUNDING or x + width > picture.width + _ROUNDING or y + height > picture.height + _ROUNDING:
         raise ValueError(
             f"expected the bbox of annotation {number} of {file} inside {picture}, which has {picture.width}×"
-            f"{picture.height} pixels (got x, y, width, height {_short(box)})"
+            f"{picture.height} pixels (got x, y, width, height {short(box)})"
         )
     corners = (x, y, x + width, y + height)
     sides = (picture.width, picture.height) * 2
     return [min(max(float(value), 0.0), float(side)) for value, side in zip(corners, sides, strict=True)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _fields(entry: Any, names: tuple[str, ...], what: str, file: Path) -> list[Any]:
-    missing = [name for name in names if not isinstance(entry, dict) or name not in entry]
-    if missing:
-        raise ValueError(f"expected {', '.join(names)} of every {what} in {file} (got {_short(entry)})")
-    return [entry[name] for name in names]
-
-
-def _short(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 60 else f"{words[:57]}…"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
@@ -76,14 +77,17 @@ def _image(picture: Picture) -> Tensor:
     from torchvision.io import ImageReadMode, decode_image
 
     try:
-        image = decode_image(str(picture.file), ImageReadMode.RGB)
-    # torchvision's error of anything in a file.
-    except RuntimeError as error:
+        # By the header, as a few bytes can decode to gigabytes of pixels.
+        with Image.open(picture.file) as header:
+            size = header.size
+        image = decode_image(str(picture.file), ImageReadMode.RGB) if size == (picture.width, picture.height) else None
+    # Pillow's errors of a header, and torchvision's error of anything in a file.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, RuntimeError) as error:
         raise OSError(f"expected a whole image in {picture} ({error}); get it again") from error
-    if tuple(image.shape[1:]) != (picture.height, picture.width):
+    if image is None:
         raise OSError(
             f"expected {picture} to have the {picture.width}×{picture.height} pixels that its annotations say (got "
-            f"{image.shape[2]}×{image.shape[1]}); they are of another image"
+            f"{size[0]}×{size[1]}); they are of another image"
         )
     return image
 

@@ -60,8 +60,9 @@ class Vocabulary(nn.Module):
         except RuntimeError as error:
             # Its words are behind the place in its own code.
             raise ValueError(
-                f"expected a vocabulary that the training sentences fill (got {size} pieces); sentencepiece says: "
-                f"{str(error).rsplit('] ', 1)[-1]}"
+                "expected a vocabulary with a piece for every character of the training sentences, and no more pieces "
+                f"than they fill (got {size} pieces; sentencepiece says: {str(error).rsplit('] ', 1)[-1]}); choose "
+                "another --vocabulary"
             ) from error
         return cls(written.getvalue())
 
