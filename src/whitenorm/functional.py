@@ -337,7 +337,15 @@ def _fixed_whitening(
         learns = torch.is_grad_enabled() and not is_tracing()
         mean = layout.parameter(mean.to(wide, copy=learns)).squeeze(-1).unsqueeze(0)
         whitening = whitening.to(wide, copy=learns).unsqueeze(0)
-        given = input, whitening, mean, weight, bias, layout, groups_abreast(kernels, input, *layout[:3])
+        given = (
+            input,
+            whitening,
+            mean,
+            weight,
+            bias,
+            layout,
+            groups_abreast(kernels, input, layout.groups, layout.features, layout.rows),
+        )
         return call(FixedMap, *given) if learns and not is_forward_mode() else fixed_map(*given)
 
 
@@ -345,7 +353,7 @@ def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, m
     """How groups of channels are whitened."""
     kernels = kernels_for(input, method.solver, group_size, masked)
     layout = channel_groups(input, group_size, not method.uses_own(), kernels.as_it_lies)
-    return Plan(layout, method, groups_abreast(kernels, input, *layout[:3]), group)
+    return Plan(layout, method, groups_abreast(kernels, input, layout.groups, layout.features, layout.rows), group)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:
