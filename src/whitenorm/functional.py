@@ -77,8 +77,9 @@ def batch_whitening(
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         mask: which positions count, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``: the others, padding,
             enter no statistic, do not change the others' outputs, give 0 and get no gradient.
-        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
-            changes: an average over batches is over those that have something to add.
+        num_batches_tracked: incremented in training. A batch in which fewer than two values count (by the mask, over
+            all ranks) changes neither this nor a running statistic. A single value is an error on CPUs, as in
+            BatchNorm; other devices would have to wait for the count.
 
     Example::
 
@@ -227,8 +228,9 @@ def switchable_whitening(
         group_size: channels whitened together; all of them if None or larger.
         solver: from covariance to matrix.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
-            changes: an average over batches is over those that have something to add.
+        num_batches_tracked: incremented in training. A batch of fewer than two values over all ranks changes neither
+            this nor a running statistic. A single value is an error on CPUs, as in BatchNorm; other devices would have
+            to wait for the count.
 
     Example::
 

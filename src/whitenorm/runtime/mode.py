@@ -27,6 +27,15 @@ def is_tracing() -> bool:
     return torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def may_read_values(x: torch.Tensor) -> bool:
+    """Whether Python may branch on values of a tensor: on a CPU alone, where nothing waits for them.
+
+    Not where a compiler traces, or a transform, a dispatch mode (``make_fx``, fake tensors) or a subclass is at work.
+    """
+    plain = x.device.type == "cpu" and type(x) is torch.Tensor
+    return plain and not is_transformed() and torch._C._len_torch_dispatch_stack() == 0
+
+
 def may_write_in_place() -> bool:
     """Not while autograd records, nor under a transform: vmap would need every written tensor to be batched."""
     return not (torch.is_grad_enabled() or is_transformed())
