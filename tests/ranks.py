@@ -337,7 +337,7 @@ def recalibration_with_an_error_in_the_model(rank, world):
         (model(0, error=OSError("first")), whole, OSError, "first", 2),
         (model(2, error=OSError("between")), whole, OSError, "between", 2),
         (model(4, 3, OSError("last")), whole, OSError, "last", 3),
-        (model(2, error=KeyboardInterrupt()), whole, KeyboardInterrupt, "", 2),
+        (model(2, error=KeyboardInterrupt("stop")), whole, KeyboardInterrupt, "stop", 2),
         (with_hook(), whole, OSError, "hook", 1),
         (model(), narrow if rank == 1 else whole, ValueError, "expected 4 channels", 3),
         (model(), [x.long() if rank == 1 else x], ValueError, "floating-point", 1),
