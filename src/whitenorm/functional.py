@@ -284,7 +284,9 @@ def whiten(
     .. math:: y = W(\Sigma + \epsilon I)\, (x - \mu), \qquad
               \Sigma = \frac{1}{N - \mathrm{correction}} \sum_i (x_i - \mu)(x_i - \mu)^T
 
-    The whitening loss of W-MSE is ``solver="cholesky", correction=1, shrinkage=True``.
+    The whitening of W-MSE is ``solver="cholesky", correction=1, shrinkage=True``. In directions whose variance is below
+    the dtype's precision times the largest (1e-7 in float32), a covariance is rounding error, and so is the output;
+    whiten ``input.double()`` where they matter.
 
     Args:
         input: ``(N, D)`` with N of at least 2.

@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from whitenorm.runtime.mode import may_read_values
 from whitenorm.solvers.base import Solver, rounding, symmetric
+
+# How much larger the ridge is with which a covariance is factored that is indefinite with the first one.
+_FALLBACK = 1000
 
 
 class Cholesky(Solver):
@@ -15,7 +19,7 @@ class Cholesky(Solver):
               \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
 
     where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
-    diagonal. A ridge of rounding error's size keeps singular matrices factorable.
+    diagonal. A ridge of rounding error's size keeps singular matrices factorable, a larger one those that it does not.
 
     Example::
 
@@ -45,6 +49,13 @@ class Cholesky(Solver):
 
 def _factor(cov: Tensor) -> Tensor:
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    # cholesky_ex does not raise, which would need a host sync: a matrix that is not finite shows as NaN.
-    factor, info = torch.linalg.cholesky_ex(cov + rounding(cov) * identity)
+    ridge = rounding(cov)
+    # cholesky_ex does not raise, which would need a host sync.
+    factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
+    if may_read_values(info) and not info.any():
+        return factor
+    # Equal terms, as of a batch of two points, are summed up with errors that add up.
+    ridge = torch.where(info[..., None, None] == 0, ridge, _FALLBACK * ridge)
+    factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
+    # A matrix that is not finite shows as NaN.
     return torch.where(info[..., None, None] == 0, factor, torch.nan)
