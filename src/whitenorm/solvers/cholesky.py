@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.runtime.mode import may_read_values
 from whitenorm.solvers.base import Solver, rounding, symmetric
 
 # How much larger the ridge is with which a covariance is factored that is indefinite with the first one.
@@ -50,11 +49,9 @@ class Cholesky(Solver):
 def _factor(cov: Tensor) -> Tensor:
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     ridge = rounding(cov)
-    # cholesky_ex does not raise, which would need a host sync.
-    factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
-    if may_read_values(info) and not info.any():
-        return factor
-    # Equal terms, as of a batch of two points, are summed up with errors that add up.
+    # cholesky_ex does not raise, which would need a host sync. Equal terms, as of a batch of two points, are summed up
+    # with errors that add up to more than the first ridge.
+    _, info = torch.linalg.cholesky_ex((cov + ridge * identity).detach())
     ridge = torch.where(info[..., None, None] == 0, ridge, _FALLBACK * ridge)
     factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
     # A matrix that is not finite shows as NaN.
