@@ -1,4 +1,4 @@
-"""Whether the kernels may write into tensors they have made, which saves passes over memory."""
+"""What may be done besides computing: reading values, and writing into tensors, which saves passes over memory."""
 
 from __future__ import annotations
 

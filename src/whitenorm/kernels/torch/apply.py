@@ -66,7 +66,7 @@ def centre_of(x: Tensor, whitening: Tensor, mean: Tensor | None) -> Centre:
     product a factor of r in accuracy: it is folded up to ``_FAR``. The answer depends on values, so only a CPU is
     asked, where nothing waits for it.
     """
-    if mean is None or torch.is_grad_enabled() or nbytes(x) < _WORTH_ASKING or not may_read_values(mean):
+    if mean is None or torch.is_grad_enabled() or not may_read_values(mean) or nbytes(x) < _WORTH_ASKING:
         return Centre(mean)
     far = bool((whitening * mean.unsqueeze(-2)).sum(-1).abs().max() > _FAR)
     return Centre(mean if far else None)
