@@ -1,5 +1,7 @@
 """Random layers on random inputs, compared with the papers' formulas in float64: ``make fuzz MINUTES=10``.
 
+A third of the time goes to training steps over ranks (``fuzz_ranks.py``).
+
 A case is a function of its seed: layer, solver, mode, dtype, shape, strides, scale, offset, condition, ε, degeneracy.
 Outputs, every gradient and the running statistics are compared with ``reference.py``, given the same rounded input.
 
@@ -14,9 +16,11 @@ import argparse
 import collections
 import contextlib
 import copy
+import tempfile
 import time
 from typing import NamedTuple
 
+import fuzz_ranks
 import reference
 import torch
 from cases import named_gradients, twin
@@ -232,14 +236,35 @@ def main():
     parser.add_argument("--minutes", type=float, help="for how long; a minute if no number of cases is given")
     parser.add_argument("--cases", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; one case is --seed S --cases 1")
+    parser.add_argument("--kind", choices=["layers", "ranks"], help="run cases of one kind only")
     options = parser.parse_args()
     minutes = 1 if options.minutes is None and options.cases is None else options.minutes
-    tally, deviations = fuzz(options.seed, options.cases, None if minutes is None else 60 * minutes)
+    failed = False
+    for kind, share, run_kind in (("layers", 2 / 3, fuzz_layers), ("ranks", 1 / 3, fuzz_over_ranks)):
+        if options.kind in (None, kind):
+            seconds = None if minutes is None else 60 * minutes * (share if options.kind is None else 1)
+            failed |= run_kind(options.seed, options.cases, seconds)
+    raise SystemExit(failed)
+
+
+def fuzz_layers(first, cases, seconds):
+    """Run cases of layers and print what was found; whether any deviates."""
+    tally, deviations = fuzz(first, cases, seconds)
     for deviation in deviations:
         print(f"seed {deviation.seed}: {deviation.what}, {deviation.ratio:.3g} times what is allowed; {deviation.case}")
     for what, count in sorted(tally.items()):
         print(f"{count:7} {what}")
-    raise SystemExit(bool(deviations))
+    return bool(deviations)
+
+
+def fuzz_over_ranks(first, cases, seconds):
+    """Run cases over ranks and print what was found; whether any deviates."""
+    with tempfile.TemporaryDirectory() as folder:
+        number, deviations, worst = fuzz_ranks.fuzz(first, cases, seconds, f"{folder}/store")
+    for deviation in deviations:
+        print(deviation)
+    print(f"{number:7} cases of {fuzz_ranks.WORLD} ranks, {len(deviations)} deviations, largest error {worst:.1e}")
+    return bool(deviations)
 
 
 if __name__ == "__main__":

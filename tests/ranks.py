@@ -271,11 +271,11 @@ def recalibration_in_step(rank, world):
         "one without data": (ValueError, rf"got 0 on 1 of them, and more on {world - 1}\)", [] if rank == 1 else [x]),
         "one with more": (ValueError, rf"got 2 on {world - 1} of them, and more on 1\)", [x] * (3 if rank == 0 else 2)),
         "all without data": (ValueError, "at least one batch", []),
-        "all empty": (ValueError, "got 2 batches, and no values", [x[:0]] * 2),
+        "all empty": (ValueError, "got 2 batches, and fewer than 2 values", [x[:0]] * 2),
     }
-    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, "expected batch 2 on all ranks")
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 2 \(got an error on rank 1\)")
     cases["one that breaks off"] = error, words, broken()
-    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, "expected batch 1 on all ranks")
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 1 \(got an error on rank 1\)")
     cases["one that does not begin"] = error, words, Unreadable() if rank == 1 else [x]
     for what, (error, words, batches) in cases.items():
         with pytest.raises(error, match=words):
@@ -294,6 +294,81 @@ def recalibration_in_step(rank, world):
     assert torch.allclose(norm.running_var, data.flatten(0, 2).var(0), atol=1e-6)
 
 
+class Failing(nn.Module):
+    """Raise an error in the given call, counted from 1."""
+
+    def __init__(self, call, error):
+        super().__init__()
+        self.left, self.error = call, error
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return x
+
+
+def failing_hook(layer):
+    def hook(*_):
+        raise OSError("hook")
+
+    layer.register_forward_hook(hook)
+
+
+def recalibration_with_an_error_in_the_model(rank, world):
+    """Wherever it is raised on one rank, all raise at once, and nothing is changed; the group can still be used."""
+    x = torch.randn(8, 4)
+
+    def model(place=None, call=2, error=None):
+        layers = [whitenorm.IterNorm(4), nn.Identity(), whitenorm.SwitchableWhitening(4), nn.Identity()]
+        if rank == 1 and place is not None:
+            layers.insert(place, Failing(call, error))
+        return whitenorm.synchronize_(nn.Sequential(*layers))
+
+    def with_hook():
+        broken = model()
+        if rank == 1:
+            failing_hook(broken[2])
+        return broken
+
+    whole, narrow = [x, x, x], [x, x, x[:, :3]]
+    told = r"expected all ranks to process batch {} \(got an error on rank 1\)"
+    cases = [
+        (model(0, error=OSError("first")), whole, OSError, "first", 2),
+        (model(2, error=OSError("between")), whole, OSError, "between", 2),
+        (model(4, 3, OSError("last")), whole, OSError, "last", 3),
+        (model(2, error=KeyboardInterrupt("stop")), whole, KeyboardInterrupt, "stop", 2),
+        (with_hook(), whole, OSError, "hook", 1),
+        (model(), narrow if rank == 1 else whole, ValueError, "expected 4 channels", 3),
+        (model(), [x.long() if rank == 1 else x], ValueError, "floating-point", 1),
+    ]
+    for broken, batches, error, words, number in cases:
+        before = copy.deepcopy(broken.state_dict())
+        error, words = (error, words) if rank == 1 else (RuntimeError, told.format(number))
+        start = time.monotonic()
+        with pytest.raises(error, match=words):
+            whitenorm.recalibrate_(broken.eval(), batches, progress=False)
+        assert time.monotonic() - start < 30
+        for key, value in broken.state_dict().items():
+            assert torch.equal(value, before[key]), key
+        assert not any(module.training for module in broken.modules())
+    data = torch.randn(world, 8, 4, generator=torch.Generator().manual_seed(0))
+    recalibrated = whitenorm.recalibrate_(model(), [data[rank]], progress=False)
+    assert torch.allclose(recalibrated[0].running_mean, data.flatten(0, 1).mean(0), atol=1e-6)
+
+
+def recalibration_with_an_error_and_several_groups(rank, world):
+    """A rank that is told of the error in one group tells its others."""
+    pair = dist.new_group([0, 1])
+    model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.IterNorm(4)))
+    model[0].process_group = pair if rank < 2 else None
+    if rank == 1:
+        model.insert(0, Failing(1, OSError("disk")))
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"got an error on ranks? .*1\]?\)")
+    with pytest.raises(error, match=words):
+        whitenorm.recalibrate_(model, torch.randn(2, 8, 4), progress=False)
+
+
 def all_checks(rank, world):
     equal_to_the_joined_batch(rank, world)
     padding_of_all_ranks_counts_for_nothing(rank, world)
@@ -305,3 +380,5 @@ def all_checks(rank, world):
         broadcast_buffers(rank, world)
         subgroup_and_recalibration(rank, world)
         recalibration_in_step(rank, world)
+        recalibration_with_an_error_in_the_model(rank, world)
+        recalibration_with_an_error_and_several_groups(rank, world)

@@ -3,6 +3,7 @@
 import copy
 import io
 
+import fuzz_ranks
 import pytest
 import ranks
 import torch
@@ -23,6 +24,12 @@ def single_process(tmp_path):
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_together_are_one_process(world, tmp_path):
     torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.all_checks), nprocs=world)
+
+
+def test_random_steps_with_masks_and_empty_batches(tmp_path):
+    cases, deviations, _ = fuzz_ranks.fuzz(0, 40, None, tmp_path / "store")
+    assert cases == 40
+    assert not deviations
 
 
 @ranks.needs_fsdp
@@ -114,6 +121,23 @@ def test_nothing_waits_for_the_device(name):
     assert torch.Tensor.matmul in called.functions
     host = {torch.as_tensor, torch.tensor, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.equal}
     assert not called.functions & host
+
+
+@pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("name", ["iternorm", "bw-sigma", "sw-batch"])
+def test_a_single_value_over_all_ranks(name):
+    """BatchNorm's error; where a compiler traces and cannot ask for the number, nothing is recorded."""
+    layer = whitenorm.synchronize_(ranks.LAYERS[name]())
+    before = copy.deepcopy(layer.state_dict())
+    x = torch.randn(1, 6, requires_grad=True)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        layer(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled(x).square().sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+    for key, value in layer.state_dict().items():
+        assert torch.equal(value, before[key]), key
 
 
 @pytest.mark.usefixtures("single_process")

@@ -1,9 +1,12 @@
 """The fuzzer: some cases of it, and that it can fail."""
 
 import fuzz
+import fuzz_ranks
 import pytest
+import ranks
 import torch
 
+from whitenorm.core import whiten
 from whitenorm.kernels import choice
 from whitenorm.solvers import spectral
 
@@ -44,3 +47,31 @@ def test_a_result_that_is_not_finite_is_found(monkeypatch):
 def test_a_seed_gives_the_same_case():
     assert fuzz.draw(7) == fuzz.draw(7) != fuzz.draw(8)
     assert "dtype" in str(fuzz.draw(7))
+
+
+@pytest.fixture
+def single_rank(tmp_path):
+    with ranks.gloo(tmp_path / "store"):
+        yield
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_wrong_results_over_ranks_are_found(monkeypatch):
+    """Of one percent in the statistics and in their gradient; and a single value that is let through."""
+    assert not fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]
+    gradient, moments = whiten.gradient_over_ranks, whiten.over_ranks
+
+    def wrong_gradient(local, group):
+        right = gradient(local, group)
+        return right if group is None else right._replace(offset=1.01 * right.offset)
+
+    def wrong_moments(local, group):
+        right = moments(local, group)
+        return right if group is None else right._replace(cov=1.01 * right.cov)
+
+    for name, wrong in (("gradient_over_ranks", wrong_gradient), ("over_ranks", wrong_moments)):
+        with monkeypatch.context() as patch:
+            patch.setattr(whiten, name, wrong)
+            assert len(fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]) > 10, name
+    monkeypatch.setattr(whiten, "check_counted", lambda *_: None)
+    assert any("no error for a single value" in line for line in fuzz_ranks.compare_all(0, 1, 0, cases=20)[1])

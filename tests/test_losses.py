@@ -52,11 +52,13 @@ def test_gradients(solver):
     assert torch.autograd.gradcheck(lambda x: seeded(loss, x)[0], x)
 
 
-def test_views_come_one_by_one_or_in_one_tensor():
+def test_views_come_one_by_one_in_a_list_or_in_one_tensor():
     x = views(3)
     loss = WMSELoss(12, 2)
-    torch.manual_seed(1)
-    assert torch.equal(loss(*x), seeded(loss, x)[0])
+    expected = seeded(loss, x)[0]
+    for given in (x.unbind(), [x], [list(x)], [tuple(x)]):
+        torch.manual_seed(1)
+        assert torch.equal(loss(*given), expected)
 
 
 def test_the_order_of_views_does_not_matter():
@@ -109,6 +111,82 @@ def test_constant_embeddings_have_finite_gradients(x, eps):
     assert x.grad.isfinite().all()
 
 
+def point(generator):
+    return torch.randn(8, generator=generator, dtype=FLOAT64).expand(2, 128, 8)
+
+
+def two_points(generator):
+    return torch.randn(2, 8, generator=generator, dtype=FLOAT64)[torch.arange(128) % 2].expand(2, 128, 8)
+
+
+def line(generator):
+    """Along one feature, in two views that agree but for a tenth."""
+    x = torch.zeros(2, 128, 8, dtype=FLOAT64)
+    shared, noise = torch.randn(128, generator=generator), torch.randn(2, 128, generator=generator)
+    x[..., 3] = shared + 0.1 * noise
+    return x + 1
+
+
+COLLAPSED = [point, two_points, line]
+
+
+def with_gradient(loss, x, seed=0):
+    x = x.detach().requires_grad_()
+    torch.manual_seed(seed)
+    value = loss(x)
+    value.backward()
+    return value.item(), x.grad
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+@pytest.mark.parametrize("collapsed", COLLAPSED)
+def test_collapse_up_to_noise_is_seen(collapsed, offset):
+    """In float32 as in float64, with noise of 20 roundoffs of the offset."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 2e-6 * max(1, offset) * torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
+    x = collapsed(generator) + noise + offset
+    exact, _ = with_gradient(WMSELoss(), x)
+    actual, grad = with_gradient(WMSELoss(), x.float())
+    assert exact > 1.5
+    assert actual == pytest.approx(exact, abs=0.05)
+    assert grad.isfinite().all()
+    assert grad.any()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("collapsed", COLLAPSED)
+def test_exact_collapse(collapsed, dtype):
+    """The loss is 0, or compares sides of the mean alone."""
+    x = collapsed(torch.Generator().manual_seed(0)).to(dtype)
+    loss, grad = with_gradient(WMSELoss(whitening_size=128), x)
+    sides = (x[..., 3] > x[..., 3].mean(1, keepdim=True)).double()
+    expected = 4 * (sides[0] - sides[1]).abs().mean().item() if collapsed is line else 0
+    assert loss == pytest.approx(expected, abs=1e-3)
+    assert grad.isfinite().all()
+    if collapsed is not line:
+        assert not grad.any()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1000.0])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_one_view_that_collapsed_leaves_gradients_finite(dtype, normalize, value):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
+    x[0] = value
+    loss, grad = with_gradient(WMSELoss(normalize=normalize), x.to(dtype))
+    assert 0.5 < loss < 2.5
+    assert grad.isfinite().all()
+
+
+def test_noise_of_one_rounding_leaves_gradients_finite():
+    """A direction in which one view varies by a unit in the last place, and the other not at all."""
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        x = two_points(generator) + 1e-6 * torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
+        assert with_gradient(WMSELoss(), x.half())[1].isfinite().all()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_autocast(dtype, device):
@@ -156,6 +234,20 @@ def test_says_what_it_is():
 def test_refuses_views(shapes, words):
     with pytest.raises(ValueError, match=words):
         WMSELoss()(*[torch.randn(shape) for shape in shapes])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([[torch.ones(16, 4)]], r"got shapes \[\(16, 4\)\]"),
+        ([[]], "in a list"),
+        ([[torch.ones(16, 4)] * 2, torch.ones(16, 4)], r"got \['list', \(16, 4\)\]"),
+        ([None, torch.ones(16, 4)], r"got \['NoneType', \(16, 4\)\]"),
+    ],
+)
+def test_refuses_what_are_no_views(given, words):
+    with pytest.raises(ValueError, match=words):
+        WMSELoss()(*given)
 
 
 def test_refuses_what_cannot_be_whitened():

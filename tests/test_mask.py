@@ -4,6 +4,7 @@ import pytest
 import torch
 from cases import DEVICES, TOLERANCE, assert_close, batch_layers, channels_last, contiguous
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import whitenorm
 from whitenorm.functional import batch_whitening
@@ -82,13 +83,73 @@ def test_derivatives(solver):
 
 def test_a_batch_of_padding_alone_leaves_everything_as_it_is():
     layer = whitenorm.IterNorm(4)
-    before = {name: buffer.clone() for name, buffer in layer.named_buffers() if name != "num_batches_tracked"}
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     x = torch.randn(2, 4, 3, requires_grad=True)
-    layer(x, mask=torch.zeros(2, 3, dtype=torch.bool)).sum().backward()
+    y = layer(x, mask=torch.zeros(2, 3, dtype=torch.bool))
+    y.sum().backward()
+    assert not y.any()
     assert not x.grad.any()
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
     for name, buffer in before.items():
         assert torch.equal(layer.get_buffer(name), buffer)
+
+
+def one_position():
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    mask[0, 1] = True
+    return mask
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_position_in_training_is_batch_norms_error(name):
+    layer = batch_layers(12)[name]
+    before = {key: buffer.clone() for key, buffer in layer.named_buffers()}
+    with pytest.raises(ValueError, match=r"Expected more than 1 value per channel .* and 1 value that counts"):
+        layer(torch.randn(2, 12, 3), mask=one_position())
+    for key, buffer in before.items():
+        assert torch.equal(layer.get_buffer(key), buffer)
+    if layer.track_running_stats:
+        assert layer.eval()(torch.randn(2, 12, 3), mask=one_position()).isfinite().all()
+
+
+def compiled(layer):
+    return torch.compile(layer, backend="aot_eager", fullgraph=True)
+
+
+def mapped(layer):
+    """Under a transform, in one call for several inputs; buffers cannot be written there, so the layer has none."""
+    layer = whitenorm.BatchWhitening(4, affine=False, track_running_stats=False)
+    return lambda x, mask: torch.vmap(lambda x: layer(x, mask=mask))(x.expand(2, *x.shape))[0]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("wrap", [compiled, mapped])
+@pytest.mark.parametrize("positions", [0, 1])
+def test_where_the_positions_cannot_be_counted_few_change_nothing(wrap, positions):
+    layer = whitenorm.BatchWhitening(4, momentum=None)
+    layer(torch.randn(8, 4))
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    x = torch.randn(2, 4, 3, requires_grad=True)
+    y = wrap(layer)(x, mask=one_position() & (positions > 0))
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    assert not x.grad.any()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in layer.parameters())
+    for name, buffer in before.items():
+        assert torch.equal(layer.get_buffer(name), buffer), name
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+@pytest.mark.parametrize("images", [16, 2**14])
+def test_a_trace_asks_for_no_value(mode, images):
+    """Of a mask, and of an input that is large enough to ask whether its mean is worth taking off first."""
+
+    def whitened(x, mask):
+        return batch_whitening(x, training=True, group_size=4, mask=mask)
+
+    x, mask = torch.randn(images, 8), torch.rand(images) < 0.7
+    traced = make_fx(whitened, tracing_mode=mode)(x, mask)
+    assert torch.allclose(traced(x, mask), whitened(x, mask), atol=1e-5)
 
 
 class Padded(torch.nn.Module):

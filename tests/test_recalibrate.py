@@ -139,10 +139,34 @@ class Unused(nn.Module):
         return x
 
 
+class Passing(nn.BatchNorm2d):
+    """Takes a single value, which its base class refuses."""
+
+    def forward(self, x):
+        return x
+
+
+def test_a_single_value_has_no_variance():
+    model = nn.Sequential(Passing(4))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="got 1 batches, and fewer than 2 values"):
+        recalibrate_(model, [torch.randn(1, 4, 1, 1)])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_wrong_mask_is_the_layers_error():
+    class Masked(Unused):
+        def forward(self, x, mask):
+            return self.norm(x, mask=mask)
+
+    with pytest.raises(ValueError, match="expected a boolean mask"):
+        recalibrate_(Masked(), [{"x": torch.randn(2, 4, 3), "mask": torch.ones(2, 3)}])
+
+
 def test_errors():
     with pytest.raises(ValueError, match="at least one batch"):
         recalibrate_(nn.Sequential(whitenorm.IterNorm(4)), [])
-    with pytest.raises(ValueError, match="got 2 batches, and no values"):
+    with pytest.raises(ValueError, match="got 2 batches, and fewer than 2 values"):
         recalibrate_(Unused(), [torch.zeros(2, 2)] * 2)
     with pytest.raises(ValueError, match="expected 4 channels"):
         recalibrate_(nn.Sequential(nn.BatchNorm2d(4)), torch.randn(3, 4, 5, 5))

@@ -43,6 +43,23 @@ def test_whitens_and_colours(solver, spectrum):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+def test_finite_on_batches_of_two_points(solver, dtype, device):
+    """Whose covariances are sums of equal terms, with errors that add up."""
+    batch = []
+    for number in (16, 128, 4096):
+        x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))[torch.arange(number) % 2].to(device, dtype)
+        x = x - x.mean(0)
+        batch.append(x.mT @ x / number)
+    cov = torch.stack(batch).requires_grad_()
+    whitening = inverse_sqrt(cov, solver)
+    assert whitening.isfinite().all()
+    assert torch.autograd.grad(whitening.sum(), cov)[0].isfinite().all()
+    assert torch.func.vjp(lambda cov: inverse_sqrt(cov, solver), cov)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
 def test_finite_on_every_spectrum(solver, spectrum, dtype, device):

@@ -78,8 +78,9 @@ def batch_whitening(
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
         mask: which positions count, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``: the others, padding,
             enter no statistic, do not change the others' outputs, give 0 and get no gradient.
-        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
-            changes: an average over batches is over those that have something to add.
+        num_batches_tracked: incremented in training. A batch in which fewer than two values count (by the mask, over
+            all ranks) changes neither this nor a running statistic. A single value is an error on CPUs, as in
+            BatchNorm; other devices would have to wait for the count.
 
     Example::
 
@@ -229,8 +230,9 @@ def switchable_whitening(
             becomes the largest divisor of C up to 16, with a warning where that is below 4.
         solver: from covariance to matrix.
         process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        num_batches_tracked: one more in training. Where no rank has any values, neither this nor a running statistic
-            changes: an average over batches is over those that have something to add.
+        num_batches_tracked: incremented in training. A batch of fewer than two values over all ranks changes neither
+            this nor a running statistic. A single value is an error on CPUs, as in BatchNorm; other devices would have
+            to wait for the count.
 
     Example::
 
@@ -284,7 +286,9 @@ def whiten(
     .. math:: y = W(\Sigma + \epsilon I)\, (x - \mu), \qquad
               \Sigma = \frac{1}{N - \mathrm{correction}} \sum_i (x_i - \mu)(x_i - \mu)^T
 
-    The whitening loss of W-MSE is ``solver="cholesky", correction=1, shrinkage=True``.
+    The whitening of W-MSE is ``solver="cholesky", correction=1, shrinkage=True``. In directions whose variance is below
+    the dtype's precision times the largest (1e-7 in float32), a covariance is rounding error, and so is the output;
+    whiten ``input.double()`` where they matter.
 
     Args:
         input: ``(N, D)`` with N of at least 2.

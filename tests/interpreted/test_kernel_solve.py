@@ -49,10 +49,11 @@ def test_running_statistics(kind, momentum, number, mixed):
     assert statistics.counter == 4
 
 
-def test_no_values_update_nothing():
+@pytest.mark.parametrize("number", [0.0, 1.0])
+def test_fewer_than_two_values_update_nothing(number):
     statistics = running("whitening", 0.5)
     old = clone(statistics)
-    solve(measured(number=torch.tensor(0.0)), method(("bw",)), None, statistics)
+    solve(measured(number=torch.tensor(number)), method(("bw",)), None, statistics)
     assert all(torch.equal(new, kept) for new, kept in zip(statistics[:2], old[:2], strict=True))
     assert statistics.counter == 3
 

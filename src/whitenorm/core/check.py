@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.kernels.types import STATISTICS
+from whitenorm.runtime.mode import may_read_values
 
 
 def divisors(number: int) -> list[int]:
@@ -203,6 +204,23 @@ def check_batch(x: Tensor, group: object = None) -> None:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.shape}; "
             "use a larger batch, or population statistics"
+        )
+
+
+def check_counted(x: Tensor, mask: Tensor | None, number: int | Tensor) -> None:
+    """Raise BatchNorm's error where a mask, or the batches of all ranks, leave one value per channel.
+
+    The number of values is the same on all ranks, so all of them raise. It is read only where it may be 1 and nothing
+    waits for it; elsewhere such a batch leaves the running statistics as they are.
+    """
+    if not isinstance(number, Tensor) or not may_read_values(number):
+        return
+    if mask is None and x.shape[0] * math.prod(x.shape[2:]) > 1:
+        return
+    if number == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {x.shape} and 1 value that counts, "
+            "by the mask and over all ranks; use a larger batch, or population statistics"
         )
 
 

@@ -34,6 +34,9 @@ def cleared(x: Tensor, mask: Tensor) -> Tensor:
 def counted(measured: Measured, mask: Tensor) -> Measured:
     """The batch's moments of the values that count, from those of a filled input."""
     assert measured.batch is not None
-    mean, cov, _ = measured.batch
+    mean, cov, values = measured.batch
+    if values == 0:
+        # The mean of an empty batch is NaN, which not even a weight of 0 keeps out of a sum over ranks.
+        return measured
     number = mask.sum().to(mean.dtype)
     return Measured(None, Moments(mean, cov * (mask.numel() / number.clamp_min(1)), number))

@@ -1,10 +1,11 @@
-"""Statistics across the ranks of a process group: one all-reduce forward, one backward."""
+"""Statistics across the ranks of a process group: one all-reduce forward, one backward; and ranks kept in lockstep."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from whitenorm.kernels.types import Linear, Moments
 from whitenorm.runtime.mode import is_transformed
 
 Group = dist.ProcessGroup | None
+T = TypeVar("T")
 
 
 def over_ranks(local: Moments, group: Group) -> Moments:
@@ -78,47 +80,102 @@ def _count(number: int | Tensor, like: Tensor) -> Tensor:
     return number.reshape(1).to(like.dtype) if isinstance(number, Tensor) else like.new_full((1,), number)
 
 
-def in_step(batches: Iterable[Any], groups: dict[dist.ProcessGroup, torch.device]) -> Iterator[Any]:
-    """The batches, as long as all ranks of the groups have one; an error on all of them where some do not.
+# What a rank reports: at a batch or a collective, out of batches, failed to read a batch, failed to process one.
+_GOING, _ENDED, _UNREAD, _FAILED = range(4)
 
-    Otherwise those that have would wait in a collective for those that have not. Of each group, the device is given
-    that its collectives run on. One small collective a batch and group, with a host sync.
+
+class Lockstep:
+    """Keep ranks together while each runs code of its own, which may fail on some of them.
+
+    The ranks report to each other at every batch, and wherever :meth:`check` stands, before a collective. Where one has
+    failed, all raise; otherwise they would wait in a collective for it. A report is a small collective per group, with
+    a host sync.
+
+    Args:
+        groups: the process groups of this rank, each with the device that its collectives run on.
     """
-    iterator: Iterator[Any] | None = None
-    count = 0
-    while True:
-        batch, state = None, 1
+
+    def __init__(self, groups: dict[dist.ProcessGroup, torch.device]) -> None:
+        self._groups = groups
+        # The groups whose ranks all know of a failure.
+        self._informed: set[dist.ProcessGroup] = set()
+        self._count = 0
+
+    def batches(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches as long as all ranks have one; raise on all ranks where some do not."""
+        iterator: Iterator[T] | None = None
+        while True:
+            state = _GOING
+            try:
+                iterator = iter(batches) if iterator is None else iterator
+                batch = next(iterator)
+            except StopIteration:
+                state = _ENDED
+            except BaseException:
+                self._report(_UNREAD)
+                raise
+            states = self._exchange(state, self._groups)
+            self._raise_failure(states)
+            self._check_numbers(states)
+            if state == _ENDED:
+                return
+            self._count += 1
+            yield batch
+
+    @contextmanager
+    def processing(self) -> Iterator[None]:
+        """Report an error within the context to the other ranks before it is raised."""
         try:
-            iterator = iter(batches) if iterator is None else iterator
-            batch, state = next(iterator), 0
-        except StopIteration:
-            pass
-        except Exception:
-            _numbers_of_ranks(2, groups)
+            yield
+        except BaseException:
+            self._report(_FAILED)
             raise
-        going, ended, failed = _numbers_of_ranks(state, groups)
-        if failed:
-            raise RuntimeError(f"expected batch {count + 1} on all ranks (got an error on {failed} of them; see there)")
+
+    def check(self, group: Group) -> None:
+        """Raise if a rank of the group has failed. Call it on all ranks before a collective that may be left out."""
+        if group is not None:
+            self._raise_failure(self._exchange(_GOING, [group]))
+
+    def _exchange(self, state: int, groups: Iterable[dist.ProcessGroup]) -> dict[int, int]:
+        """The state of every rank of the groups, by its global rank."""
+        reports = []
+        for group in groups:
+            flags = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=self._groups[group])
+            flags[dist.get_rank(group)] = state
+            # To all groups at once: their ranks may be waiting for each other.
+            reports.append((group, flags, dist.all_reduce(flags, group=group, async_op=True)))
+        states = {dist.get_rank() if self._groups else 0: state}
+        for group, flags, work in reports:
+            work.wait()
+            reported = dict(zip(dist.get_process_group_ranks(group), flags.tolist(), strict=True))
+            if max(reported.values()) >= _UNREAD:
+                self._informed.add(group)
+            states |= {rank: max(other, states.get(rank, 0)) for rank, other in reported.items()}
+        return states
+
+    def _report(self, state: int) -> None:
+        """Tell the ranks that do not know it of a failure of this one, or of one that it was told of."""
+        # A process group that is broken cannot be told; the error that is being raised says why.
+        with suppress(RuntimeError):
+            self._exchange(state, [group for group in self._groups if group not in self._informed])
+
+    def _raise_failure(self, states: dict[int, int]) -> None:
+        failed = [rank for rank, state in states.items() if state >= _UNREAD]
+        if not failed:
+            return
+        unread = any(state == _UNREAD for state in states.values())
+        task = f"read batch {self._count + 1}" if unread else f"process batch {self._count}"
+        ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {sorted(failed)}"
+        raise RuntimeError(f"expected all ranks to {task} (got an error on {ranks}); see the traceback there")
+
+    def _check_numbers(self, states: dict[int, int]) -> None:
+        ended = sum(state == _ENDED for state in states.values())
+        going = len(states) - ended
         if going and ended:
             raise ValueError(
-                f"expected the same number of batches on all ranks (got {count} on {ended} of them, and more on {going}"
-                "); give the same number to all, some of them empty if need be, x[:0]"
+                f"expected the same number of batches on all ranks (got {self._count} on {ended} of them, and more on "
+                f"{going}); give the same number to all, some of them empty if need be, x[:0]"
             )
-        if ended:
-            return
-        yield batch
-        count += 1
-
-
-def _numbers_of_ranks(state: int, groups: dict[dist.ProcessGroup, torch.device]) -> list[int]:
-    """How many ranks are in each of three states, in the group where these are most; alone, this one."""
-    numbers = [int(i == state) for i in range(3)]
-    for group, device in groups.items():
-        flags = torch.zeros(3, dtype=torch.long, device=device)
-        flags[state] = 1
-        dist.all_reduce(flags, group=group)
-        numbers = [max(a, b) for a, b in zip(numbers, flags.tolist(), strict=True)]
-    return numbers
 
 
 def _all_reduced(tensors: tuple[Tensor, ...], group: Group, number: int | Tensor = 1) -> list[Tensor]:

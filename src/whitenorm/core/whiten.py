@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from whitenorm.core.check import check_counted
 from whitenorm.core.layout import Layout, written
 from whitenorm.core.mask import cleared, counted, filled
 from whitenorm.core.ranks import Group, gradient_over_ranks, over_ranks
@@ -162,6 +163,7 @@ class _Whiten(torch.autograd.Function):
             prepared = given.prepared(layout)
             mixing = prepared.mixing()
             measured = _measured(prepared, plan, kernels)
+            check_counted(x, mask, _single(measured).number)
             solved = kernels.solve(measured, plan.method, mixing, running)
             affine = prepared.weight, prepared.bias
             y = written(kernels.apply, layout, x, prepared.x, solved.whitening, solved.mean, *affine)

@@ -13,7 +13,11 @@ from whitenorm.runtime.mode import is_forward_mode
 
 
 def update(running: Running, batch: Moments, whitening: Tensor) -> None:
-    """Take in a batch: its moments, and the matrix they led to. A batch of no values, over ranks, changes nothing."""
+    """Update the running statistics with the moments of a batch and the matrix solved from them.
+
+    A batch of fewer than two values, which have no covariance, changes nothing. Only a mask, or an all-reduce over
+    ranks, can leave so few, and then the number of values is a tensor.
+    """
     number = batch.number if isinstance(batch.number, Tensor) else None
     matrix = whitening if running.kind == "whitening" else batch.cov
     without_tangents = forward_ad._set_fwd_grad_enabled(False) if is_forward_mode() else nullcontext()
@@ -21,13 +25,13 @@ def update(running: Running, batch: Moments, whitening: Tensor) -> None:
         _lerp(running.mean, batch.mean, running.momentum, number)
         _lerp(running.matrix, matrix, running.momentum, number)
         if running.counter is not None:
-            running.counter.add_(1 if number is None else number > 0)
+            running.counter.add_(1 if number is None else number > 1)
 
 
 def _lerp(running: Tensor | None, new: Tensor, momentum: float | Tensor, number: Tensor | None) -> None:
-    """running ← (1 - momentum)·running + momentum·new; of no values, nothing."""
+    """running ← (1 - momentum)·running + momentum·new, unless ``new`` is of fewer than two values."""
     if running is None:
         return
     new = new.reshape(running.shape).to(running.dtype)
     weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
-    running.lerp_(new, weight if number is None else weight * (number > 0).to(running.dtype))
+    running.lerp_(new, weight if number is None else weight * (number > 1).to(running.dtype))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from whitenorm.core.check import check_number, check_positive, divisors
-from whitenorm.functional import whiten
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
-from whitenorm.solvers import SolverLike, as_solver
+from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
 
 
 class WMSELoss(nn.Module):
@@ -20,12 +20,19 @@ class WMSELoss(nn.Module):
               \Big\lVert \frac{z_u}{\lVert z_u \rVert} - \frac{z_v}{\lVert z_v \rVert} \Big\rVert^2
 
     averaged over the images. Each term is :math:`2 - 2 \cos(z_u, z_v)`: from 0, where all views of an image agree, to
-    4; unrelated views give 2. As whitened vectors are spread in all directions, embeddings that collapse to a point or
-    a line do not make the loss small, and no negatives, stopped gradients or momentum encoders are needed.
+    4; unrelated views give 2. As whitened vectors are spread in all directions, embeddings that collapse to a point,
+    to two points or to a line do not make the loss small, and no negatives, stopped gradients or momentum encoders are
+    needed.
+
+    That holds as long as something is left that differs from view to view: two points with noise of 1e-6 give 1.7. An
+    exact collapse leaves nothing to whiten. Where all embeddings are identical, and where they are two points on which
+    the views agree, the loss is 0 and so is its gradient; on a line along one feature, only the sides of the mean are
+    compared. Differences below the rounding error of the embeddings' dtype count as exact collapse.
 
     Every view is whitened by itself, in sub-batches of ``whitening_size`` images drawn at random, the same images for
-    all views, with mean and unbiased covariance of the sub-batch. Computed in float32 at least, also under autocast.
-    Under several processes each whitens its own part of the batch.
+    all views, with mean and unbiased covariance of the sub-batch. The covariance gets the variance of the embeddings'
+    rounding error besides ε, so that gradients stay finite. Computed in float64, also under autocast, and returned in
+    float32 unless the embeddings are float64. Under several processes each whitens its own part of the batch.
 
     From `Whitening for Self-Supervised Representation Learning <https://arxiv.org/abs/2007.06346>`_ (Ermolov et al.,
     2021), whose settings are the defaults.
@@ -35,13 +42,14 @@ class WMSELoss(nn.Module):
             None for twice the number of features, as in the paper.
         iterations: how many times the batch is divided anew; the loss is the mean. With larger embeddings the paper
             takes 4 for two views.
-        eps: shrinks the covariance towards I; 0 in the paper. A loss that is NaN or jumps wants 1e-4 or more.
+        eps: shrinks the covariance towards I; 0 in the paper. If the loss jumps, take 1e-4 or more. Directions of a
+            variance far below ε hardly count, so that the loss of collapsed embeddings is small again.
         normalize: compare directions, as in the formula; False for the mean square of all entries of
             :math:`z_u - z_v`.
         solver: from covariance to matrix; see :func:`whitenorm.solvers.inverse_sqrt`.
 
     Shape:
-        - Input: two or more views ``(N, D)``, or all in one tensor ``(V, N, D)``.
+        - Input: two or more views ``(N, D)``, one by one or in a list, or all in one tensor ``(V, N, D)``.
         - Output: a scalar.
 
     Example::
@@ -74,15 +82,14 @@ class WMSELoss(nn.Module):
         self.normalize = normalize
         self.solver = as_solver(solver)
 
-    def forward(self, *views: Tensor) -> Tensor:
+    def forward(self, *views: Tensor | Sequence[Tensor]) -> Tensor:
         x = _stacked(views)
         size = self._size(*x.shape[1:])
         with no_autocast(x):
-            z = self._whitened(x.to(compute_dtype(x.dtype)), size)
+            z = self._whitened(x, size)
             # The mean square of the difference of two views is twice the unbiased variance of all.
-            if self.normalize:
-                return 2 * normalize(z, dim=-1).var(0).sum(-1).mean()
-            return 2 * z.var(0).mean()
+            loss = 2 * (_directions(z).var(0).sum(-1).mean() if self.normalize else z.var(0).mean())
+        return loss.to(compute_dtype(x.dtype))
 
     def extra_repr(self) -> str:
         return (
@@ -108,14 +115,31 @@ class WMSELoss(nn.Module):
         return size
 
     def _whitened(self, x: Tensor, size: int) -> Tensor:
-        """From views (V, N, D) to whitened ones (V, rest, D), in the same order of images in all."""
-        views, number, features = x.shape
-        order = permutations(self.iterations, number, x.device)
-        parts = x.index_select(1, order.flatten()).unflatten(1, (-1, size))  # V, parts, size, D
-        # The parts lie beside each other, as groups of features, and are whitened in one call.
-        rows = parts.permute(2, 0, 1, 3).flatten(1)  # size, V · parts · D
-        white = whiten(rows, group_size=features, solver=self.solver, eps=self.eps, correction=1, shrinkage=True)
-        return white.view(size, views, -1, features).transpose(0, 1).flatten(1, 2)
+        """From views (V, N, D) to whitened ones (V, rest, D) in float64, in the same order of images in all."""
+        order = permutations(self.iterations, x.shape[1], x.device)
+        # In float32, the covariance of embeddings that have nearly collapsed would be rounding error.
+        parts = x.double().index_select(1, order.flatten()).unflatten(1, (-1, size))  # V, parts, size, D
+        centred = parts - parts.mean(-2, keepdim=True)
+        cov = (1 - self.eps) * (centred.mT @ centred / (size - 1))
+        ridge = self.eps + _rounding_variance(parts, x.dtype)
+        identity = torch.eye(x.shape[-1], dtype=cov.dtype, device=cov.device)
+        return (centred @ inverse_sqrt(cov + ridge * identity, self.solver).mT).flatten(1, 2)
+
+
+def _rounding_variance(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The variance of the rounding errors of values ``(..., size, D)`` that were rounded to ``dtype``, ``(..., 1, 1)``.
+
+    Without it, directions in which a batch does not vary would be whitened by the inverse of next to nothing. It is at
+    least the smallest number of the dtype, whose inverse root is still in range.
+    """
+    info = torch.finfo(dtype)
+    return (info.eps**2 / 12 * parts.detach().square().mean((-2, -1), keepdim=True)).clamp_min(info.eps * info.tiny)
+
+
+def _directions(z: Tensor) -> Tensor:
+    """Unit vectors; 0, with no gradient, for vectors that are rounding error, as those of a collapsed view are."""
+    norm = z.norm(dim=-1, keepdim=True)
+    return z / norm.masked_fill(norm < 1e-6, torch.inf)
 
 
 def permutations(count: int, number: int, device: torch.device) -> Tensor:
@@ -130,18 +154,23 @@ def permutations(count: int, number: int, device: torch.device) -> Tensor:
     return torch.rand(count, number, device=device).argsort(1)
 
 
-def _stacked(views: tuple[Tensor, ...]) -> Tensor:
+def _stacked(views: tuple[Tensor | Sequence[Tensor], ...]) -> Tensor:
     """All views as one tensor (V, N, D)."""
-    shapes = [tuple(view.shape) for view in views]
-    expected = "expected two or more views of shape (N, D), or one tensor (V, N, D) of all"
-    if len(views) == 1 and views[0].ndim == 3:
-        stacked = views[0]
-    elif len(views) < 2 or any(view.ndim != 2 for view in views):
+    if len(views) == 1 and isinstance(views[0], (list, tuple)):
+        views = tuple(views[0])
+    shapes = [tuple(view.shape) if isinstance(view, Tensor) else type(view).__name__ for view in views]
+    expected = "expected two or more views of shape (N, D), one by one or in a list, or one tensor (V, N, D) of all"
+    tensors = [view for view in views if isinstance(view, Tensor)]
+    if len(tensors) < len(views):
+        raise ValueError(f"{expected} (got {shapes})")
+    if len(tensors) == 1 and tensors[0].ndim == 3:
+        stacked = tensors[0]
+    elif len(tensors) < 2 or any(view.ndim != 2 for view in tensors):
         raise ValueError(f"{expected} (got shapes {shapes}); features of images are flattened first: x.flatten(1)")
     elif len(set(shapes)) > 1:
         raise ValueError(f"{expected}, all of one shape (got {shapes}); row n is the same image in every view")
     else:
-        stacked = torch.stack(views)
+        stacked = torch.stack(tensors)
     if len(stacked) < 2:
         raise ValueError(f"{expected} (got {len(stacked)} of shape {tuple(stacked.shape[1:])}); augment images twice")
     check_floating("views", stacked)

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_channels
-from whitenorm.core.ranks import Group, in_step, over_ranks
+from whitenorm.core.check import check_channels, check_mask
+from whitenorm.core.ranks import Group, Lockstep, over_ranks
 from whitenorm.core.statistics import channel_moments
 from whitenorm.kernels.types import Moments
 from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
+from whitenorm.runtime.precision import check_floating
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 
@@ -30,7 +31,8 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     short training with large batches, or where the running statistics have lagged behind.
 
     Nothing is changed unless all batches pass. Ranks with synchronised layers join their data; they must all have the
-    same number of batches, of which some may be empty, and all raise an error if one has more or fewer.
+    same number of batches, of which some may be empty. If one has more or fewer, or an error is raised on it, in the
+    batches or in the model, all ranks raise an error that names it, and none is changed.
 
     Args:
         model: any module.
@@ -53,19 +55,21 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
         )
     found: dict[nn.Module, Moments] = {}
     count = 0
-    with unchanged_buffers(*layers), _watched(layers, found), torch.no_grad():
-        for batch in in_step(_shown(batches) if progress else batches, _groups(layers)):
-            _run(model, batch)
+    lockstep = Lockstep(_groups(layers))
+    with unchanged_buffers(*layers), _watched(layers, found, lockstep), torch.no_grad():
+        for arguments, options in lockstep.batches(_model_inputs(_shown(batches) if progress else batches)):
+            with lockstep.processing():
+                model(*arguments, **options)
             count += 1
         joined = {layer: _over_ranks(layer, found.get(layer)) for layer in layers}
-    if not any(seen.number for seen in joined.values()):
+    found = {layer: seen for layer, seen in joined.items() if seen.number > 1}
+    if not found:
         raise ValueError(
-            f"expected at least one batch that reaches the layers (got {count} batches, and no values in any layer); "
-            "population statistics cannot come from no data"
+            f"expected at least one batch that reaches the layers (got {count} batches, and fewer than 2 values per "
+            "channel in every layer); population statistics cannot come from no data"
         )
-    for layer, seen in joined.items():
-        if seen.number:
-            _record(layer, seen)
+    for layer, seen in found.items():
+        _record(layer, seen)
     return model
 
 
@@ -73,15 +77,17 @@ def _keeps_population(module: nn.Module) -> bool:
     return isinstance(module, (PopulationWhitening, _BATCH)) and bool(module.track_running_stats)
 
 
-def _run(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    else:
-        model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+def _model_inputs(batches: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Positional and keyword arguments of the model for each batch."""
+    for batch in batches:
+        if isinstance(batch, Mapping):
+            yield (), batch
+        else:
+            yield (batch[0] if isinstance(batch, (tuple, list)) else batch,), {}
 
 
 @contextmanager
-def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterator[None]:
+def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments], lockstep: Lockstep) -> Iterator[None]:
     """Layers in training mode, and the moments of their inputs; undone at the end."""
     modes = [layer.training for layer in layers]
     hooks = []
@@ -94,6 +100,8 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
                 new = _moments(layer, _counted(*inputs, **named))
                 if new.number:
                     found[layer] = _joined(found[layer], new) if layer in found else new
+                # The layer's all-reduce comes next.
+                lockstep.check(_group(layer))
 
             hooks.append(layer.register_forward_pre_hook(watch, with_kwargs=True))
         yield
@@ -106,12 +114,16 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments]) -> Iterat
 
 def _counted(input: Tensor, mask: Tensor | None = None) -> Tensor:
     """A layer's input, without the positions that its mask leaves out."""
-    return input if mask is None else input.movedim(1, -1)[mask]
+    if mask is None:
+        return input
+    check_mask(input, mask)
+    return input.movedim(1, -1)[mask]
 
 
 def _moments(layer: nn.Module, x: Tensor) -> Moments:
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
     check_channels(x, layer.num_features)  # type: ignore[arg-type]
+    check_floating("input", x)
     mean, cov, _ = channel_moments(x.double(), size)
     return Moments(mean, cov, x.numel() // x.shape[1])
 

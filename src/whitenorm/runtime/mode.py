@@ -1,4 +1,4 @@
-"""Whether the kernels may write into tensors they have made, which saves passes over memory."""
+"""What may be done besides computing: reading values, and writing into tensors, which saves passes over memory."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def is_forward_mode() -> bool:
 def is_tracing() -> bool:
     """Whether TorchScript's tracer records, which knows plain operations, and no functions of our own."""
     return torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
+def may_read_values(x: torch.Tensor) -> bool:
+    """Whether Python may branch on values of a tensor: on a CPU alone, where nothing waits for them.
+
+    Not where a compiler traces, or a transform, a dispatch mode (``make_fx``, fake tensors) or a subclass is at work.
+    """
+    plain = x.device.type == "cpu" and type(x) is torch.Tensor
+    return plain and not is_transformed() and torch._C._len_torch_dispatch_stack() == 0
 
 
 def may_write_in_place() -> bool:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from whitenorm.solvers.base import Solver, rounding, symmetric
 
+# How much larger the ridge is with which a covariance is factored that is indefinite with the first one.
+_FALLBACK = 1000
+
 
 class Cholesky(Solver):
     r"""Whitening by the inverse of the Cholesky factor: triangular, cheap, and dependent on the channels' order.
@@ -15,7 +18,7 @@ class Cholesky(Solver):
               \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
 
     where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
-    diagonal. A ridge of rounding error's size keeps singular matrices factorable.
+    diagonal. A ridge of rounding error's size keeps singular matrices factorable, a larger one those that it does not.
 
     Example::
 
@@ -45,6 +48,11 @@ class Cholesky(Solver):
 
 def _factor(cov: Tensor) -> Tensor:
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    # cholesky_ex does not raise, which would need a host sync: a matrix that is not finite shows as NaN.
-    factor, info = torch.linalg.cholesky_ex(cov + rounding(cov) * identity)
+    ridge = rounding(cov)
+    # cholesky_ex does not raise, which would need a host sync. Equal terms, as of a batch of two points, are summed up
+    # with errors that add up to more than the first ridge.
+    _, info = torch.linalg.cholesky_ex((cov + ridge * identity).detach())
+    ridge = torch.where(info[..., None, None] == 0, ridge, _FALLBACK * ridge)
+    factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
+    # A matrix that is not finite shows as NaN.
     return torch.where(info[..., None, None] == 0, factor, torch.nan)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whitenorm.kernels.torch.blocks import Block, blocks, gathered, in_rows, one_batch, room
 from whitenorm.runtime.memory import Scratch, nbytes
-from whitenorm.runtime.mode import may_write_in_place
+from whitenorm.runtime.mode import may_read_values
 from whitenorm.runtime.precision import compute_dtype
 
 # Deviations: what is lost below is three bits.
@@ -66,7 +66,7 @@ def centre_of(x: Tensor, whitening: Tensor, mean: Tensor | None) -> Centre:
     product a factor of r in accuracy: it is folded up to ``_FAR``. The answer depends on values, so only a CPU is
     asked, where nothing waits for it.
     """
-    if mean is None or x.device.type != "cpu" or not may_write_in_place() or nbytes(x) < _WORTH_ASKING:
+    if mean is None or torch.is_grad_enabled() or not may_read_values(mean) or nbytes(x) < _WORTH_ASKING:
         return Centre(mean)
     far = bool((whitening * mean.unsqueeze(-2)).sum(-1).abs().max() > _FAR)
     return Centre(mean if far else None)

@@ -186,9 +186,12 @@ def _solve(
 
 @triton.jit
 def _update(running_mean, running_matrix, counter, share, number, mean, matrix, group, features, BLOCK_K: tl.constexpr):
-    """The running statistics of one group, unless the batch has no values; with the first group, the counter."""
+    """Update the running statistics of one group and, with the first group, the counter.
+
+    A batch of fewer than two values changes nothing.
+    """
     k = tl.arange(0, BLOCK_K)
-    present = True if number is None else tl.load(number) > 0
+    present = True if number is None else tl.load(number) > 1
     if present:
         if running_mean is not None:
             entries = running_mean + group * features
