@@ -73,14 +73,14 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
         warnings.warn(_no_layers(model, batch_norms), stacklevel=2)
         return model
     plan = _plan(model, layers, dense)
+    notes = [_report(plan)]
     if any(step.folds for step in plan.values()):
         if example is not None:
-            check_agreement(model, lambda copied: _carry_out(copied, plan, dense), example)
+            notes.append(check_agreement(model, lambda copied: _carry_out(copied, plan, dense), example))
         model = _carry_out(model, plan, dense)
         record_(model)
-    report = _report(plan)
-    if report:
-        warnings.warn(report, stacklevel=2)
+    if any(notes):
+        warnings.warn("\n".join(filter(None, notes)), stacklevel=2)
     return model
 
 
@@ -147,7 +147,8 @@ def _report(plan: dict[str, _Step]) -> str:
     if not reasons:
         return ""
     lines = "".join(f"\n  {_few(names)}: {reason}" for reason, names in reasons.items())
-    return f"{'nothing is folded' if nothing else f'{merged} of {len(plan)} layers are merged; not so'}:{lines}"
+    summary = "nothing is folded" if nothing else f"{merged} of {len(plan)} layers are merged; the others"
+    return f"{summary}:{lines}"
 
 
 def _few(names: list[str]) -> str:

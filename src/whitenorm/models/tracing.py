@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 # Attributes that fx itself reads while the model's code runs.
-_READ_BY_FX = {"forward", "_modules", "_parameters", "_buffers", "__class__", "__dict__"}
+_READ_BY_FX = {"forward", "named_modules", "_modules", "_parameters", "_buffers", "__class__", "__dict__"}
 
 
 class Trace(NamedTuple):

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-# How a module is used: called with its input alone; called in another way, or asked for a number or flag; or anything
-# else, after which its parts may be used too.
+# How a module is used: called with its input alone; called in another way, or asked for an attribute; or anything else,
+# after which its parts may be used too.
 CALLED, TOUCHED, OPENED = "called", "touched", "opened"
 
 _HARMLESS_CALLS = {"len", "isinstance", "hasattr", "type", "super", "bool", "id"}
 _VALUES, _ITEMS = {"values", "children"}, {"items", "named_children"}
 # What gives modules out without naming them.
 _GIVES_MODULES = {"modules", "named_modules", "get_submodule", "_modules", "apply", "__dict__"} | _VALUES | _ITEMS
-_PLAIN_VALUES = (int, float, str, tuple, type(None))
 
 Path = tuple[str, ...]
 
@@ -35,18 +35,18 @@ def find_uses(module: nn.Module) -> list[Use] | None:
     if "forward" in vars(module):
         return None
     uses: list[Use] = []
-    read: set[str] = set()
-    pending = ["forward"]
+    read: set[tuple[nn.Module, str]] = set()
+    pending = [(module, "forward")]
     while pending:
-        name = pending.pop()
-        if name in read:
+        method = pending.pop()
+        if method in read:
             continue
-        read.add(name)
-        for definition in _definitions(type(module), name):
+        read.add(method)
+        for definition in _definitions(type(method[0]), method[1]):
             tree = _parse(definition)
             if tree is None:
                 return None
-            reader = _Reader(module, tree)
+            reader = _Reader(method[0], tree)
             uses += reader.uses
             pending += reader.methods
     return uses
@@ -57,9 +57,10 @@ def _definitions(kind: type, name: str) -> Iterator[Any]:
     for base in kind.__mro__:
         if base not in (nn.Module, object) and name in vars(base):
             found = vars(base)[name]
-            for attribute in ("fget", "func", "__func__"):  # of a property, a cached one, a class's or static method
+            for attribute in ("fget", "func", "__func__"):  # of a property, a cached one, or a method of the class
                 found = getattr(found, attribute, found)
-            if callable(found):
+            # A static method has no self: what it is given is seen where it is called.
+            if callable(found) and not isinstance(vars(base)[name], staticmethod):
                 yield inspect.unwrap(found)
 
 
@@ -77,7 +78,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, module: nn.Module, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.module = module
         self.uses: list[Use] = []
-        self.methods: list[str] = []
+        self.methods: list[tuple[nn.Module, str]] = []
         own = [*tree.args.posonlyargs, *tree.args.args][:1]
         self.names: dict[str, set[Path]] = {argument.arg: {()} for argument in own}
         # The first time finds the local names, which a loop may use above the line that gives them.
@@ -208,16 +209,14 @@ class _Reader(ast.NodeVisitor):
 
     def _record(self, path: Path, how: str) -> None:
         modules, rest = self._resolve(path)
-        if modules == [self.module]:
-            if not rest or rest[0] in _GIVES_MODULES:
-                self.uses.append(Use([self.module], OPENED))
-            elif hasattr(type(self.module), rest[0]):
-                self.methods.append(rest[0])
+        if not rest:
+            self.uses.append(Use(modules, how))
             return
-        if rest:
-            values = [inspect.getattr_static(module, rest[0], self) for module in modules]
-            how = TOUCHED if all(isinstance(value, _PLAIN_VALUES) for value in values) else OPENED
-        self.uses.append(Use(modules, how))
+        for module in modules:
+            value = inspect.getattr_static(module, rest[0], None)
+            gives = rest[0] in _GIVES_MODULES or any(isinstance(leaf, nn.Module) for leaf in tree_leaves(value))
+            self.uses.append(Use([module], OPENED if gives else TOUCHED))
+            self.methods.append((module, rest[0]))
 
     def _resolve(self, path: Path) -> tuple[list[nn.Module], Path]:
         """The modules at a path, as far as there are any, and the rest of it."""
