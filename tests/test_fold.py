@@ -286,7 +286,12 @@ class OptionalArgument(nn.Module):
 
 
 def test_arguments_have_their_defaults_in_the_trace():
-    check(OptionalArgument(), torch.randn(2, 4, 5, 5), merged=False, warning="norm: .*the layer before it is also used elsewhere")
+    check(
+        OptionalArgument(),
+        torch.randn(2, 4, 5, 5),
+        merged=False,
+        warning="norm: .*the layer before it is also used elsewhere",
+    )
 
 
 class LooksAtTypes(OptionalArgument):

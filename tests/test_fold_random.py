@@ -94,10 +94,10 @@ def network(seed):
     """A network of two classes: the outer has lines of its own and calls the inner; each may be untraceable."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    inner = _compile(f"Inner{seed}", [*draw.sample(LINES, 3), *draw.choice([[], [UNTRACEABLE]])], draw)()
-    lines = draw.sample(LINES, 2) + ["x = self.inner(x)"] + draw.choice([[], [UNTRACEABLE]])
+    inner = _compile(f"Inner{seed}", [*draw.sample(LINES, 3), *draw.choice([[], [UNTRACEABLE]])])()
+    lines = [*draw.sample(LINES, 2), "x = self.inner(x)", *draw.choice([[], [UNTRACEABLE]])]
     draw.shuffle(lines)
-    outer = _compile(f"Outer{seed}", lines, draw)()
+    outer = _compile(f"Outer{seed}", lines)()
     outer.inner = inner
     for i, module in enumerate(outer.modules()):
         if isinstance(module, whitenorm.BatchWhitening):
@@ -105,7 +105,7 @@ def network(seed):
     return outer.eval()
 
 
-def _compile(name, lines, draw):
+def _compile(name, lines):
     """A module whose forward is these lines, with a source that can be read."""
     body = "".join(f"        {line.format(i=i)}\n" for i, line in enumerate(lines))
     text = f"class {name}(nn.Module):\n    def forward(self, x):\n        self.kept = []\n{body}        return x\n"

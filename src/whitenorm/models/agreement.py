@@ -57,8 +57,8 @@ def _check(same: bool) -> None:
     if not same:
         raise ValueError(
             "expected the same output after folding (got another one; the model is not changed): it takes another path "
-            "than its symbolic trace, or uses a layer in other ways than calling it; to leave a layer unfolded, give it "
-            "a hook, layer.register_forward_hook(lambda *_: None)"
+            "than its symbolic trace, or uses a layer in other ways than calling it; to leave a layer unfolded, give "
+            "it a hook, layer.register_forward_hook(lambda *_: None)"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from whitenorm.layers.base import Whitening
 from whitenorm.layers.sample import LayerWhitening
 from whitenorm.models.norms import BATCH
 from whitenorm.models.tracing import Trace, default_arguments, trace_module
-from whitenorm.models.uses import CALLED, OPENED, Use, find_uses
+from whitenorm.models.uses import CALLED, OPENED, find_uses
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
@@ -155,7 +154,9 @@ class Flow:
         if failure is not None:
             return Source(why=f"{self.failures[failure]}, and may use it in other ways than calling it", stays=True)
         if not calls:
-            why = next((self.failures[failure] for failure in self._around(layer)), "the model's forward does not call it")
+            why = next(
+                (self.failures[failure] for failure in self._around(layer)), "the model's forward does not call it"
+            )
             return Source(why=why)
         if len(calls) > 1:
             return Source(why="it is called more than once")
@@ -252,4 +253,5 @@ def _join(parent: str, name: str) -> str:
 
 
 def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names))
+    public = {name for name in names if not name.startswith("_")}
+    return ", ".join(sorted(public or names))

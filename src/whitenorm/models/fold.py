@@ -36,7 +36,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
     output or weight something else uses too, becomes a grouped 1×1 convolution of its own. So does one behind a grouped
     convolution whose groups do not hold its own. Layers with statistics of the sample (SW, GW, IW) stay. So do layers
     with hooks, a parametrization or a forward of their own, those that are called with a mask, and those whose
-    attributes the model reads. One warning lists what was not merged, and why.
+    attributes the model reads. One warning lists what could not be merged into the layer before it, and why.
 
     What follows what is read from a symbolic trace of ``model(x)``, with all other arguments at their defaults. Where
     ``torch.fx`` cannot trace a module, its children are traced alone; what the module's own code does with their parts
@@ -98,11 +98,12 @@ class _Step(NamedTuple):
 def _plan(model: nn.Module, layers: dict[str, Any], dense: bool) -> dict[str, _Step]:
     """What is to become of each layer, by name."""
     obstacles = {name: _obstacle(layer) for name, layer in layers.items()}
-    flow = Flow(model, {layer for name, layer in layers.items() if name and not obstacles[name]})
+    # A layer that is the whole model has nothing before it.
+    within = {name: layer for name, layer in layers.items() if name and not obstacles[name]}
+    flow = Flow(model, set(within.values()))
     plan = {}
     for name, layer in layers.items():
-        # A layer that is the whole model has nothing before it.
-        source = flow.source(name) if name and not obstacles[name] else Source(None, None, obstacles[name] or NO_PRODUCER)
+        source = flow.source(name) if name in within else Source(why=obstacles[name] or NO_PRODUCER)
         if source.producer is not None:
             why = _misfit(model.get_submodule(source.producer), layer, dense)
             source = source._replace(producer=None, why=why) if why else source
@@ -211,9 +212,9 @@ def _parameter_dtype(layer: Any) -> torch.dtype | None:
     return None if isinstance(layer, BatchWhitening) else layer.running_mean.dtype
 
 
-def _rest(layer: nn.Module, producer: nn.Module) -> nn.Module:
+def _rest(layer: nn.Module, producer: Any) -> nn.Module:
     """What is left where a layer was: a check, and the activation that timm has fused with a BatchNorm."""
-    ndim = 2 if isinstance(producer, nn.Linear) else producer.weight.ndim  # type: ignore[union-attr, operator]
+    ndim = 2 if isinstance(producer, nn.Linear) else producer.weight.ndim
     norm = as_norm(layer)
     activation = norm.activation if norm is not None and _is_activated(layer) else []
     check = BatchedIdentity(ndim)
@@ -321,12 +322,12 @@ def _pointwise(layer: BatchWhitening, source: Source, model: nn.Module) -> nn.Mo
     return module
 
 
-def _check_ndim(input: Tensor, ndim: int) -> None:
+def _check_shape(input: Tensor, expected: str, ndim: int) -> None:
     # A stand-in for a tensor, in someone's symbolic trace, has no dimensions.
     if isinstance(input, Tensor) and input.ndim != ndim:
         raise ValueError(
-            f"expected {_SHAPES[ndim]} (got {input.ndim}D input of shape {tuple(input.shape)}): here a whitening of "
-            "dimension 1 was folded as one of the channels; add the batch dimension, or leave the layer unfolded"
+            f"expected {expected} (got {input.ndim}D input of shape {list(input.shape)}): a whitening of dimension 1 "
+            "was folded here, into one of the channels; add the batch dimension, or leave the layer unfolded"
         )
 
 
@@ -340,9 +341,10 @@ class BatchedIdentity(nn.Identity):
     def __init__(self, ndim: int) -> None:
         super().__init__()
         self.ndim = ndim
+        self.expected = _SHAPES[ndim]
 
     def forward(self, input: Tensor) -> Tensor:
-        _check_ndim(input, self.ndim)
+        _check_shape(input, self.expected, self.ndim)
         return input
 
     def extra_repr(self) -> str:
@@ -361,24 +363,24 @@ class Pointwise1d(nn.Conv1d):
     """A 1×1 convolution of ``(N, C, L)``, and no other dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
-        _check_ndim(input, 3)
-        return super().forward(input)
+        _check_shape(input, "3D input (N, C, L)", 3)
+        return self._conv_forward(input, self.weight, self.bias)
 
 
 class Pointwise2d(nn.Conv2d):
     """A 1×1 convolution of ``(N, C, H, W)``, and no other dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
-        _check_ndim(input, 4)
-        return super().forward(input)
+        _check_shape(input, "4D input (N, C, H, W)", 4)
+        return self._conv_forward(input, self.weight, self.bias)
 
 
 class Pointwise3d(nn.Conv3d):
     """A 1×1 convolution of ``(N, C, D, H, W)``, and no other dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
-        _check_ndim(input, 5)
-        return super().forward(input)
+        _check_shape(input, "5D input (N, C, D, H, W)", 5)
+        return self._conv_forward(input, self.weight, self.bias)
 
 
 _POINTWISE: dict[int, type[nn.Module]] = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}

@@ -106,7 +106,7 @@ class _Reader(ast.NodeVisitor):
             if not self._paths(node):
                 self.visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         if self._paths(node):
             self._visit_reference(node)
             return
@@ -133,7 +133,7 @@ class _Reader(ast.NodeVisitor):
 
     visit_Name = visit_Attribute = visit_Subscript = _visit_reference  # noqa: N815
 
-    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+    def visit_Assign(self, node: ast.Assign) -> None:
         paths = self._paths(node.value)
         if paths and all(isinstance(target, ast.Name) for target in node.targets):
             for target in node.targets:
@@ -141,7 +141,7 @@ class _Reader(ast.NodeVisitor):
             return
         self.generic_visit(node)
 
-    def visit_For(self, node: ast.For) -> None:  # noqa: N802
+    def visit_For(self, node: ast.For) -> None:
         self._bind(node.target, self._elements(node.iter))
         for statement in [*node.body, *node.orelse]:
             self.visit(statement)
@@ -156,7 +156,7 @@ class _Reader(ast.NodeVisitor):
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_comprehension  # noqa: N815
 
-    def visit_Compare(self, node: ast.Compare) -> None:  # noqa: N802
+    def visit_Compare(self, node: ast.Compare) -> None:
         self._visit_unless_path(node.left, *node.comparators)
 
     def _visit_test(self, node: ast.expr) -> None:
