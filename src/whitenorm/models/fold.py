@@ -299,26 +299,29 @@ def _join_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:
 
 @torch.no_grad()
 def _pointwise(layer: BatchWhitening, source: Source, model: nn.Module) -> nn.Module:
-    """Make a module of its own for the layer's map, in the dtype of the parameters: statistics may be wider."""
+    """Make a module of its own for the layer's map, in the model's dtype: statistics may be wider.
+
+    Where the model mixes dtypes, the input's may be another than the layer's: the map keeps that of the statistics.
+    """
     matrix, offset = affine_of(layer)
     groups, size = offset.shape
     channels = groups * size
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if source.dimensions == 0 and len(dtypes) < 2:
+    mixed = len(dtypes) > 1
+    dimensions = None if mixed else source.dimensions
+    if dimensions == 0:
         module: Any = nn.Linear(channels, channels)
         weight = torch.block_diag(*matrix)
     else:
-        # Where dtypes are mixed, the input's may be another than the layer's.
-        kind = ChannelMap if source.dimensions is None or len(dtypes) > 1 else _POINTWISE[source.dimensions]
+        kind = ChannelMap if dimensions is None else _POINTWISE[dimensions]
         module = kind(channels, channels, 1, groups=groups)
         weight = matrix.reshape(module.weight.shape)
+    statistics = layer._buffers["running_mean"]
+    assert statistics is not None
+    dtype = statistics.dtype if mixed or not dtypes else dtypes.pop()
     learned = layer.weight is None or layer.weight.requires_grad
-    like = layer._buffers["running_mean"] if layer.weight is None else layer.weight
-    assert like is not None
-    if layer.weight is None:
-        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), like)
-    module.weight = nn.Parameter(weight.to(like.dtype), requires_grad=learned)
-    module.bias = nn.Parameter(offset.flatten().to(like.dtype), requires_grad=learned)
+    module.weight = nn.Parameter(weight.to(dtype), requires_grad=learned)
+    module.bias = nn.Parameter(offset.flatten().to(dtype), requires_grad=learned)
     return module
 
 
