@@ -25,7 +25,8 @@ class TestBatchNorms:
     def test_elsewhere_they_stay(self):
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
         fold_(model.eval(), batch_norms=True)
-        assert [type(module) for module in model[2:]] == [nn.BatchNorm2d, nn.Conv2d, nn.Identity]
+        assert [type(module) for module in model[2:4]] == [nn.BatchNorm2d, nn.Conv2d]
+        assert isinstance(model[4], nn.Identity)
 
     def test_depthwise_and_without_affine(self):
         model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.BatchNorm2d(4, affine=False))
@@ -36,11 +37,18 @@ class TestBatchNorms:
         assert isinstance(model[1], nn.Identity)
 
     def test_the_activation_of_a_fused_norm_stays(self):
-        model = trained(nn.Sequential(nn.Conv2d(3, 8, 1), BatchNormAct2d(8))).eval()
+        layers = pytest.importorskip("timm.layers")
+        model = trained(nn.Sequential(nn.Conv2d(3, 8, 1), layers.BatchNormAct2d(8))).eval()
         x = torch.randn(2, 3, 6, 6)
         expected = model(x)
         assert torch.allclose(fold_(model, x, batch_norms=True)(x), expected, atol=1e-5)
         assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+    def test_one_by_the_same_name_stays(self):
+        model = nn.Sequential(nn.Conv2d(3, 8, 1), BatchNormAct2d(8)).eval()
+        with pytest.warns(UserWarning, match="1: stays, because it has a forward of its own"):
+            fold_(model, batch_norms=True)
+        assert isinstance(model[1], BatchNormAct2d)
 
     def test_by_default_they_stay(self):
         model = whitenorm.convert_(ResNet(), "iternorm", "l1").eval()

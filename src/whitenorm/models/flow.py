@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import warnings
+from collections import defaultdict
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from whitenorm.layers.base import Whitening
 from whitenorm.models.norms import BATCH
+from whitenorm.models.tracing import Trace, default_arguments, trace_module
+from whitenorm.models.uses import CALLED, OPENED, find_uses
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
 PRODUCERS = (*CONVOLUTIONS, nn.Linear)
-# Convolutions of other libraries whose forward only pads before it convolves.
-_ONLY_PADS = ("Conv2dSame", "Conv2dAlign")
+# timm's convolution whose forward only pads before it convolves.
+_ONLY_PADS = "Conv2dSame.forward"
 # What leaves the number of dimensions as it is.
 _SAME_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.batchnorm")
 _SAME_FUNCTIONS = {torch.relu, torch.cat, F.relu, F.silu, F.gelu}
@@ -28,39 +29,24 @@ _KINDS = {
     2: (nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d),
     3: (nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d),
 }
+# The message of an exception may be a page.
+_MESSAGE = 120
+
+NO_PRODUCER = "its input is not the output of a convolution or linear layer"
 
 
 class Source(NamedTuple):
-    """Of a layer's input: the module that made it for this layer alone, and its spatial dimensions, where known.
+    """What is known of a layer's input.
 
-    Vectors ``(N, C)`` have none, which is 0.
+    ``producer`` is the module that makes it for this layer alone; where there is none, ``why`` says why. The spatial
+    ``dimensions`` are None where they are not known; vectors ``(N, C)`` have none, which is 0. A layer that is more
+    than called with its input ``stays``: nothing else can take its place.
     """
 
     producer: str | None = None
     dimensions: int | None = None
-
-
-def sources(model: nn.Module, names: list[str]) -> dict[str, Source]:
-    """Where the inputs of these layers come from."""
-    try:
-        # A trace runs the model's code with stand-ins for tensors, which must not stay in the model.
-        graph = _Tracer().trace(copy.deepcopy(model), _defaults(model))
-    # The user's code then fails in as many ways as there is code.
-    except Exception as error:
-        warnings.warn(
-            f"{type(model).__name__} cannot be traced ({type(error).__name__}: {error}), so that nothing is known of "
-            "what follows what; each whitening becomes a 1×1 convolution of its own",
-            stacklevel=3,
-        )
-        return {name: Source() for name in names}
-    calls = _Calls(graph, model)
-    return {name: calls.source(name) for name in names}
-
-
-def _defaults(model: nn.Module) -> dict[str, object]:
-    """The arguments that a plain call leaves at their defaults."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
+    why: str = ""
+    stays: bool = False
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -68,54 +54,172 @@ def is_plain(module: nn.Module) -> bool:
 
     A subclass may have a forward of its own that changes it, and a parametrization computes it anew.
     """
-    if parametrize.is_parametrized(module):
+    if parametrize.is_parametrized(module) or any(is_lazy(parameter) for parameter in module.parameters(False)):
         return False
     kinds = [kind for kind in PRODUCERS if isinstance(module, kind)]
-    same = any(_same_forward(type(module), kind) for kind in kinds)
-    return same or (bool(kinds) and type(module).__name__ in _ONLY_PADS)
+    return any(_same_forward(type(module), kind) for kind in kinds) or (
+        bool(kinds) and is_timm(type(module).forward, _ONLY_PADS)
+    )
+
+
+def is_timm(function: object, name: str) -> bool:
+    """Whether a function is timm's of this qualified name, without importing timm."""
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith("timm.") and getattr(function, "__qualname__", "") == name
 
 
 def _same_forward(subclass: type, kind: type) -> bool:
     # A convolution's forward calls the second.
-    methods = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+    methods = [name for name in ("__call__", "forward", "_conv_forward") if hasattr(kind, name)]
     return all(getattr(subclass, name) is getattr(kind, name) for name in methods)
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, (Whitening, BATCH)) or is_plain(m)
-        return known or super().is_leaf_module(m, module_qualified_name)
+def _is_leaf(module: nn.Module) -> bool:
+    """Whether a trace shows a module as one call, without what is inside."""
+    return isinstance(module, (Whitening, BATCH)) or is_plain(module)
 
 
-class _Calls:
-    """The modules that a trace calls."""
+class _Call(NamedTuple):
+    """A call of a module, in the trace of the region that is named."""
 
-    def __init__(self, graph: fx.Graph, model: nn.Module) -> None:
+    node: fx.Node
+    region: str
+    is_kept: bool
+
+
+class Flow:
+    """How a model calls its layers, from symbolic traces.
+
+    The model is traced whole. Where that fails, each child is traced alone, and so on; the code of what could not be
+    traced is read for other uses of what is in the children.
+    """
+
+    def __init__(self, model: nn.Module, layers: set[nn.Module]) -> None:
+        self.model = model
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.nodes: dict[nn.Module, list[fx.Node]] = {}
-        for node in graph.nodes:
+        self.calls: dict[nn.Module, list[_Call]] = defaultdict(list)
+        self.reads: dict[nn.Module, set[str]] = defaultdict(set)
+        self.failures: dict[nn.Module, str] = {}
+        self._trace(layers)
+        self.uses = {module: find_uses(module) for module in self.failures}
+        self._parts = {module: set(module.modules()) for module in self.modules.values()} if self.failures else {}
+
+    def _trace(self, layers: set[nn.Module]) -> None:
+        """Trace the model, then what these traces leave out, as long as layers are in it."""
+        pending, seen = [""], set()
+        while pending:
+            name = pending.pop()
+            module = self.modules[name]
+            if module in seen or _is_leaf(module) or layers.isdisjoint(module.modules()):
+                continue
+            seen.add(module)
+            if _has_forward(module):
+                try:
+                    pending += self._add(name, self._trace_alone(name))
+                    continue
+                # The user's code fails in as many ways as there is code.
+                except Exception as error:
+                    self.failures[module] = _describe(module, error)
+            pending += [_join(name, child) for child, _ in module.named_children()]
+
+    def _trace_alone(self, name: str) -> Trace:
+        module = self.modules[name]
+        defaults = default_arguments(module)
+        if name and defaults:
+            raise TypeError(f"it is not known with which {', '.join(defaults)} it is called")
+        return trace_module(module, _is_leaf, defaults)
+
+    def _add(self, region: str, trace: Trace) -> list[str]:
+        """Take over a trace, and return the names of the modules that it calls without showing what is inside."""
+        closed = []
+        for node in trace.graph.nodes:
             if node.op == "call_module":
-                self.nodes.setdefault(self.modules[str(node.target)], []).append(node)
-        self.read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+                name = _join(region, str(node.target))
+                self.calls[self.modules[name]].append(_Call(node, region, node in trace.kept))
+                closed.append(name)
+        for target, names in trace.reads.items():
+            self.reads[self.modules[_join(region, target)]] |= names
+        return closed
 
     def source(self, name: str) -> Source:
-        nodes = self.nodes.get(self.modules[name], [])
-        if len(nodes) != 1 or not nodes[0].all_input_nodes:
-            return Source()
-        before = nodes[0].all_input_nodes[0]
-        dimensions = self._dimensions(before)
-        if before.op != "call_module" or len(before.users) != 1:
-            return Source(None, dimensions)
-        target = str(before.target)
-        if len(self.nodes[self.modules[target]]) != 1 or target in self.read:
-            return Source(None, dimensions)
-        return Source(target, dimensions)
+        """What is known of the input of a layer."""
+        layer = self.modules[name]
+        calls = self.calls[layer]
+        if self.reads[layer]:
+            return Source(why=f"the model reads its {_listed(self.reads[layer])}", stays=True)
+        if any(len(call.node.args) != 1 or call.node.kwargs for call in calls):
+            return Source(why="it is called with more than its input", stays=True)
+        failure = next((failure for failure in self._around(layer) if not self._only_calls(failure, layer)), None)
+        if failure is not None:
+            return Source(why=f"{self.failures[failure]}, and may use it in other ways than calling it", stays=True)
+        if not calls:
+            why = next(
+                (self.failures[failure] for failure in self._around(layer)), "the model's forward does not call it"
+            )
+            return Source(why=why)
+        if len(calls) > 1:
+            return Source(why="it is called more than once")
+        return self._source_of(calls[0], layer)
 
-    def _dimensions(self, node: fx.Node) -> int | None:
+    def _source_of(self, call: _Call, layer: nn.Module) -> Source:
+        inputs = call.node.all_input_nodes
+        if not inputs:
+            return Source(why=NO_PRODUCER)
+        before = inputs[0]
+        dimensions = self._dimensions(before, call.region)
+        target = _join(call.region, str(before.target))
+        producer = self.modules.get(target) if before.op == "call_module" else None
+        if not isinstance(producer, PRODUCERS):
+            return Source(None, dimensions, NO_PRODUCER)
+        why = self._other_use(producer, before, layer)
+        return Source(None if why else target, dimensions, why)
+
+    def _other_use(self, producer: nn.Module, node: fx.Node, layer: nn.Module) -> str:
+        """What else the output, or the weight, of the module before a layer is used for; empty if it is nothing."""
+        calls = self.calls[producer]
+        if len(calls) > 1:
+            return "the layer before it is called more than once"
+        if len(node.users) > 1:
+            return "the output of the layer before it is also used elsewhere"
+        if calls[0].is_kept:
+            return "the model keeps the output of the layer before it"
+        changed = {name for name in self.reads[producer] if name == "groups" or name not in vars(producer)}
+        if changed:
+            return f"the model reads the {_listed(changed)} of the layer before it"
+        for failure in self._around(producer) | self._around(layer):
+            if not self._calls_together(failure, producer, layer):
+                return f"{self.failures[failure]}, and may use the layer before it alone"
+        return ""
+
+    def _around(self, module: nn.Module) -> dict[nn.Module, None]:
+        """The modules that could not be traced and hold this one, the innermost first."""
+        around = [failure for failure in self.failures if module in self._parts[failure]]
+        return dict.fromkeys(sorted(around, key=lambda failure: len(self._parts[failure])))
+
+    def _only_calls(self, failure: nn.Module, layer: nn.Module) -> bool:
+        """Whether the code of a module that could not be traced uses a layer in no other way than by calling it."""
+        uses = self.uses[failure]
+        return uses is not None and not any(
+            layer in (self._parts[module] if use.how == OPENED else {module})
+            for use in uses
+            if use.how != CALLED
+            for module in use.modules
+        )
+
+    def _calls_together(self, failure: nn.Module, producer: nn.Module, layer: nn.Module) -> bool:
+        """Whether the code of a module that could not be traced only calls modules that hold both layers or neither."""
+        uses = self.uses[failure]
+        return uses is not None and not any(
+            not parts.isdisjoint((producer, layer)) if use.how == OPENED else (producer in parts) != (layer in parts)
+            for use in uses
+            for parts in (self._parts[module] for module in use.modules)
+        )
+
+    def _dimensions(self, node: fx.Node, region: str) -> int | None:
         """Those that a convolution or pooling before tells of, seen through what surely leaves them as they are."""
         while True:
             if node.op == "call_module":
-                module = self.modules[str(node.target)]
+                module = self.modules[_join(region, str(node.target))]
                 known = _told_by(module)
                 passes = type(module).__module__ in _SAME_MODULES or isinstance(module, (nn.Identity, Whitening))
             else:
@@ -131,3 +235,22 @@ def _told_by(module: nn.Module) -> int | None:
     if isinstance(module, nn.Flatten):
         return 0 if (module.start_dim, module.end_dim) == (1, -1) else None
     return next((dimensions for dimensions, kinds in _KINDS.items() if isinstance(module, kinds)), None)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
+
+
+def _describe(module: nn.Module, error: Exception) -> str:
+    message = " ".join(str(error).split())
+    message = message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]}…"
+    return f"{type(module).__name__} cannot be traced ({type(error).__name__}: {message})"
+
+
+def _join(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent and name else parent or name
+
+
+def _listed(names: set[str]) -> str:
+    public = {name for name in names if not name.startswith("_")}
+    return ", ".join(sorted(public or names))

@@ -9,34 +9,43 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from whitenorm.functional import population_whitening
 from whitenorm.layers import BatchWhitening, Whitening
-from whitenorm.models.flow import CONVOLUTIONS, TRANSPOSED, Source, is_plain, sources
+from whitenorm.models.agreement import check_agreement
+from whitenorm.models.flow import CONVOLUTIONS, NO_PRODUCER, TRANSPOSED, Flow, Source, is_plain, is_timm
 from whitenorm.models.norms import BATCH, as_norm
 from whitenorm.models.record import record_
 from whitenorm.models.replace import replace_
 
-_POINTWISE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+# timm's norms with an activation, which forward applies after BatchNorm.
+_ACTIVATED = ("BatchNormAct2d.forward", "SyncBatchNormAct.forward")
+_FORWARDS = (BatchWhitening.forward, BATCH.forward, nn.SyncBatchNorm.forward)
+_SHAPES = {2: "vectors (N, C)", 3: "3D input (N, C, L)", 4: "4D input (N, C, H, W)", 5: "5D input (N, C, D, H, W)"}
+# Names in a warning; a large model has hundreds.
+_SHOWN = 8
 
 
 def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_norms: bool = False) -> nn.Module:
     """Merge every batch whitening into the convolution or linear layer before it, in place, and return the model.
 
     The model must be in eval mode, and stay in it. A whitening whose input comes from elsewhere, or from a layer whose
-    output something else uses too, becomes a grouped 1×1 convolution of its own. So does one behind a grouped
-    convolution whose groups do not hold its own. Layers with statistics of the sample (SW, GW, IW) stay, and so do
-    those that someone watches with a hook.
+    output or weight something else uses too, becomes a grouped 1×1 convolution of its own. So does one behind a grouped
+    convolution whose groups do not hold its own. Layers with statistics of the sample (SW, GW, IW) stay. So do layers
+    with hooks, a parametrization or a forward of their own, those that are called with a mask, and those whose
+    attributes the model reads. One warning lists what could not be merged into the layer before it, and why.
 
-    What follows what is read from a symbolic trace of ``model(x)``, with all other arguments at their defaults. A
-    model that ``torch.fx`` cannot trace gets 1×1 convolutions, with a warning. A trace shows neither values nor
-    methods other than forward: where a model's path depends on values or types, or its parts are called in other ways
-    too, give an example, on which the outputs are compared. Where nothing is folded, a warning says why.
+    What follows what is read from a symbolic trace of ``model(x)``, with all other arguments at their defaults. Where
+    ``torch.fx`` cannot trace a module, its children are traced alone; what the module's own code does with their parts
+    is read from its source. A trace shows neither values nor methods other than forward: where a model's path depends
+    on values or types, or its parts are called in other ways too, give an example, on which the outputs are compared.
 
     Args:
         model: with :class:`BatchWhitening`, :class:`IterNorm` or :class:`DecorrelatedBatchNorm` layers.
-        example: an input to compare the outputs on; if they differ, nothing is changed and an error raised.
+        example: an input, or a tuple of inputs, to compare the outputs on; if they differ, nothing is changed and an
+            error raised. They are compared in float64 where the model runs in it, integers and flags exactly.
         dense: merge into grouped convolutions whose groups are too small, too, by joining groups: more weights and
             FLOPs in one layer, in place of a following 1×1 convolution.
         batch_norms: merge the BatchNorms that are left behind convolutions and linear layers, too; elsewhere they stay.
@@ -49,91 +58,166 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
         >>> torch.allclose(fold_(model)(x), y, atol=1e-5)
         True
         >>> model[1]
-        Identity()
+        BatchedIdentity(ndim=4)
     """
     kinds = (BatchWhitening, BATCH) if batch_norms else BatchWhitening
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    layers: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     for name, layer in layers.items():
         if layer.training:
             raise ValueError(
                 f"expected the model in eval mode (got layer {name!r} in training mode); call model.eval() first: what "
                 "is merged are the population's statistics"
             )
-    candidates = len(layers)
-    layers = {name: layer for name, layer in layers.items() if layer.track_running_stats and not _watched(layer)}
-    root = layers.get("")
-    if isinstance(root, BatchWhitening):
-        return _pointwise(root, Source(), model).eval()
-    expected = None if example is None else _run(model, example)
-    found = sources(model, list(layers)) if layers else {}
-    new: dict[nn.Module, nn.Module] = {}
-    for name, layer in layers.items():
-        producer = None if found[name].producer is None else model.get_submodule(str(found[name].producer))
-        merged = None if producer is None else _merged(producer, affine_of(layer), dense)
-        if producer is not None and merged is not None:
-            new[producer], new[layer] = merged, _rest(layer)
-        elif isinstance(layer, BatchWhitening):
-            new[layer] = _pointwise(layer, found[name], model)
-    if not new:
-        warnings.warn(_nothing(model, candidates, batch_norms), stacklevel=2)
+    if not layers:
+        warnings.warn(_no_layers(model, batch_norms), stacklevel=2)
         return model
-    for module in new.values():
-        module.eval()
-    replace_(model, new)
-    same = False
-    try:
-        same = expected is None or _close(_run(model, example), expected)
-    finally:
-        if not same:
-            replace_(model, {module: old for old, module in new.items()})
-    if not same:
-        raise ValueError(
-            "expected the same output after folding (got another one, and undid it): the model takes another path than "
-            "its symbolic trace, or uses a layer in other ways than calling it; leave the layers in question unfolded"
-        )
-    record_(model)
+    plan = _plan(model, layers, dense)
+    notes = [_report(plan)]
+    if any(step.folds for step in plan.values()):
+        if example is not None:
+            notes.append(check_agreement(model, lambda copied: _carry_out(copied, plan, dense), example))
+        model = _carry_out(model, plan, dense)
+        record_(model)
+    if any(notes):
+        warnings.warn("\n".join(filter(None, notes)), stacklevel=2)
     return model
 
 
-def _nothing(model: nn.Module, candidates: int, batch_norms: bool) -> str:
-    """Why nothing was folded."""
-    kind = type(model).__name__
-    if candidates:
-        return (
-            f"nothing is folded: of the {candidates} layers of {kind} that could be, none keeps population statistics, "
-            "is free of hooks, and, if it is a BatchNorm, stands alone behind a convolution or linear layer"
-        )
+class _Step(NamedTuple):
+    """What becomes of a layer: merged into a producer, a map of its own, or left as it is; and why not merged."""
+
+    source: Source
+    folds: bool
+
+    @property
+    def outcome(self) -> str:
+        return "is a 1×1 convolution of its own now" if self.folds else "stays"
+
+
+def _plan(model: nn.Module, layers: dict[str, Any], dense: bool) -> dict[str, _Step]:
+    """What is to become of each layer, by name."""
+    obstacles = {name: _obstacle(layer) for name, layer in layers.items()}
+    # A layer that is the whole model has nothing before it.
+    within = {name: layer for name, layer in layers.items() if name and not obstacles[name]}
+    flow = Flow(model, set(within.values()))
+    plan = {}
+    for name, layer in layers.items():
+        source = flow.source(name) if name in within else Source(why=obstacles[name] or NO_PRODUCER)
+        if source.producer is not None:
+            why = _misfit(model.get_submodule(source.producer), layer, dense)
+            source = source._replace(producer=None, why=why) if why else source
+        maps = isinstance(layer, BatchWhitening) and not source.stays and not obstacles[name]
+        plan[name] = _Step(source, source.producer is not None or maps)
+    return plan
+
+
+def _carry_out(model: nn.Module, plan: dict[str, _Step], dense: bool) -> nn.Module:
+    """Put the new modules in the places of the old ones, and return the model, or what takes its own place."""
+    new: dict[nn.Module, nn.Module] = {}
+    for name, (source, folds) in plan.items():
+        layer: Any = model.get_submodule(name)
+        if source.producer is not None:
+            producer = model.get_submodule(source.producer)
+            new[producer] = _merge(producer, affine_of(layer), dense)
+            new[layer] = _rest(layer, producer)
+        elif folds:
+            new[layer] = _pointwise(layer, source, model)
+    for module in new.values():
+        module.eval()
+    return replace_(model, new)
+
+
+def _no_layers(model: nn.Module, batch_norms: bool) -> str:
+    """Say why there is nothing to fold."""
     others = any(isinstance(module, Whitening) for module in model.modules())
     why = "its whitening layers use statistics of the sample" if others else "it has no batch whitening layer"
     more = "" if batch_norms else "; batch_norms=True folds BatchNorms, too"
-    return f"nothing is folded in {kind}: {why}{more}"
+    return f"nothing is folded in {type(model).__name__}: {why}{more}"
 
 
-def _rest(layer: nn.Module) -> nn.Module:
-    """What is left where a layer was: the activation that another library has fused with a BatchNorm."""
-    norm = as_norm(layer)
-    activation = [] if norm is None else norm.activation
-    return nn.Sequential(*activation) if activation else nn.Identity()
+def _report(plan: dict[str, _Step]) -> str:
+    """Say which layers were not merged, by reason; empty if all is as it was asked for."""
+    merged = sum(step.source.producer is not None for step in plan.values())
+    nothing = not any(step.folds for step in plan.values())
+    reasons: dict[str, list[str]] = {}
+    for name, step in plan.items():
+        # What stands behind nothing that could hold it is no surprise, unless it is all there is.
+        if step.source.producer is None and (nothing or step.source.why != NO_PRODUCER):
+            reasons.setdefault(f"{step.outcome}, because {step.source.why}", []).append(name or "the model")
+    if not reasons:
+        return ""
+    lines = "".join(f"\n  {_few(names)}: {reason}" for reason, names in reasons.items())
+    summary = "nothing is folded" if nothing else f"{merged} of {len(plan)} layers are merged; the others"
+    return f"{summary}:{lines}"
 
 
-@torch.no_grad()
-def _run(model: nn.Module, example: Any) -> list[Tensor]:
-    """All tensors of numbers in the model's output that are not empty."""
-    output = model(*example) if isinstance(example, tuple) else model(example)
-    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return [tensor for tensor in tensors if tensor.numel()]
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
-def _close(actual: list[Tensor], expected: list[Tensor]) -> bool:
-    """Up to what rounding on two ways to the same number may make different, in a deep network."""
-    return [a.shape for a in actual] == [b.shape for b in expected] and all(
-        (a.double() - b.double()).abs().max() <= 100 * torch.finfo(b.dtype).eps ** 0.75 * b.abs().max()
-        for a, b in zip(actual, expected, strict=True)
+def _obstacle(layer: Any) -> str:
+    """Why a norm is no fixed map that another module may replace; empty if it is one."""
+    if parametrize.is_parametrized(layer):
+        return "it is parametrized"
+    if not _has_known_forward(layer):
+        return "it has a forward of its own"
+    if _is_watched(layer):
+        return "it has hooks"
+    if not layer.track_running_stats or layer._buffers["running_mean"] is None:
+        return "it keeps no population statistics"
+    if any(is_lazy(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
+        return "it has no shape yet; run the model once before"
+    return ""
+
+
+def _has_known_forward(layer: nn.Module) -> bool:
+    kind = type(layer)
+    known = kind.forward in _FORWARDS or _is_activated(layer)
+    return known and "forward" not in vars(layer) and kind.__call__ is nn.Module.__call__
+
+
+def _is_activated(layer: nn.Module) -> bool:
+    return any(is_timm(type(layer).forward, name) for name in _ACTIVATED)
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
-def _watched(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _misfit(producer: Any, layer: Any, dense: bool) -> str:
+    """Why the module before a layer cannot hold the layer's map; empty if it can."""
+    if not is_plain(producer) or _is_watched(producer) or "forward" in vars(producer):
+        return "the layer before it has hooks, a parametrization or a forward of its own"
+    outputs = producer.out_features if isinstance(producer, nn.Linear) else producer.out_channels
+    if outputs != layer.num_features:
+        return f"the layer before it has {outputs} outputs, but its input has {layer.num_features} channels"
+    own = _parameter_dtype(layer)
+    if own is not None and own != producer.weight.dtype:
+        return f"the layer before it is {producer.weight.dtype}, but its own parameters are {own}"
+    size = getattr(layer, "group_size", 1)
+    if not dense and isinstance(producer, CONVOLUTIONS) and (outputs // producer.groups) % size:
+        return "the groups of the convolution before it do not hold its own; dense=True joins them"
+    return ""
+
+
+def _parameter_dtype(layer: Any) -> torch.dtype | None:
+    """The dtype that a norm was cast to; None where it has only statistics, which may be wider."""
+    if layer.weight is not None:
+        dtype: torch.dtype = layer.weight.dtype
+        return dtype
+    return None if isinstance(layer, BatchWhitening) else layer.running_mean.dtype
+
+
+def _rest(layer: nn.Module, producer: Any) -> nn.Module:
+    """What is left where a layer was: a check, and the activation that timm has fused with a BatchNorm."""
+    ndim = 2 if isinstance(producer, nn.Linear) else producer.weight.ndim
+    norm = as_norm(layer)
+    activation = norm.activation if norm is not None and _is_activated(layer) else []
+    check = BatchedIdentity(ndim)
+    return nn.Sequential(check, *activation) if activation else check
 
 
 class Affine(NamedTuple):
@@ -162,17 +246,13 @@ def affine_of(layer: Any) -> Affine:
 
 
 @torch.no_grad()
-def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
-    """The producer with the map behind it in its weights; None where it cannot hold it."""
-    if not _may_hold(producer, affine.offset.numel()):
-        return None
-    new = VectorLinear.like(producer) if isinstance(producer, nn.Linear) else copy.deepcopy(producer)
+def _merge(producer: Any, affine: Affine, dense: bool) -> nn.Module:
+    """Copy the producer, with the map behind it in its weights."""
+    new = copy.deepcopy(producer)
     weight = _rows_of_outputs(producer)
     if isinstance(new, CONVOLUTIONS):
         outputs, size = len(weight), affine.offset.shape[1]
-        joined = math.lcm(outputs // new.groups, size)
-        if joined != outputs // new.groups and not dense:
-            return None
+        joined = math.lcm(outputs // new.groups, size) if dense else outputs // new.groups
         weight = _join_groups(weight, new.groups, outputs // joined)
         new.groups = outputs // joined
     old = producer.bias
@@ -185,12 +265,6 @@ def _merged(producer: Any, affine: Affine, dense: bool) -> nn.Module | None:
     new.bias = nn.Parameter(offset.flatten().to(like.dtype), requires_grad=like.requires_grad)
     new.weight.requires_grad_(like.requires_grad)
     return new
-
-
-def _may_hold(producer: Any, channels: int) -> bool:
-    changed = _watched(producer) or "forward" in vars(producer)
-    outputs = getattr(producer, "out_channels", None) or getattr(producer, "out_features", None)
-    return is_plain(producer) and not changed and outputs == channels
 
 
 def _rows_of_outputs(module: Any) -> Tensor:
@@ -224,25 +298,59 @@ def _join_groups(weight: Tensor, groups: int, fewer: int) -> Tensor:
 
 @torch.no_grad()
 def _pointwise(layer: BatchWhitening, source: Source, model: nn.Module) -> nn.Module:
-    """A module of its own for the layer's map, in the dtype of the parameters: statistics may be wider."""
+    """Make a module of its own for the layer's map, in the model's dtype: statistics may be wider.
+
+    Where the model mixes dtypes, the input's may be another than the layer's: the map keeps that of the statistics.
+    """
     matrix, offset = affine_of(layer)
     groups, size = offset.shape
     channels = groups * size
-    if source.dimensions == 0:
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    mixed = len(dtypes) > 1
+    dimensions = None if mixed else source.dimensions
+    if dimensions == 0:
         module: Any = nn.Linear(channels, channels)
         weight = torch.block_diag(*matrix)
     else:
-        kind = ChannelMap if source.dimensions is None else _POINTWISE[source.dimensions]
+        kind = ChannelMap if dimensions is None else _POINTWISE[dimensions]
         module = kind(channels, channels, 1, groups=groups)
         weight = matrix.reshape(module.weight.shape)
+    statistics = layer._buffers["running_mean"]
+    assert statistics is not None
+    dtype = statistics.dtype if mixed or not dtypes else dtypes.pop()
     learned = layer.weight is None or layer.weight.requires_grad
-    like = layer._buffers["running_mean"] if layer.weight is None else layer.weight
-    assert like is not None
-    if layer.weight is None:
-        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), like)
-    module.weight = nn.Parameter(weight.to(like.dtype), requires_grad=learned)
-    module.bias = nn.Parameter(offset.flatten().to(like.dtype), requires_grad=learned)
+    module.weight = nn.Parameter(weight.to(dtype), requires_grad=learned)
+    module.bias = nn.Parameter(offset.flatten().to(dtype), requires_grad=learned)
     return module
+
+
+def _check_shape(input: Tensor, expected: str, ndim: int) -> None:
+    # A stand-in for a tensor, in someone's symbolic trace, has no dimensions.
+    if isinstance(input, Tensor) and input.ndim != ndim:
+        raise ValueError(
+            f"expected {expected} (got {input.ndim}D input of shape {list(input.shape)}): a whitening of dimension 1 "
+            "was folded here, into one of the channels; add the batch dimension, or leave the layer unfolded"
+        )
+
+
+class BatchedIdentity(nn.Identity):
+    """What is left of a merged layer: a check of its input's dimensions, as others would have been whitened otherwise.
+
+    Args:
+        ndim: dimensions of the input, the batch's included.
+    """
+
+    def __init__(self, ndim: int) -> None:
+        super().__init__()
+        self.ndim = ndim
+        self.expected = _SHAPES[ndim]
+
+    def forward(self, input: Tensor) -> Tensor:
+        _check_shape(input, self.expected, self.ndim)
+        return input
+
+    def extra_repr(self) -> str:
+        return f"ndim={self.ndim}"
 
 
 class ChannelMap(nn.Conv1d):
@@ -253,18 +361,28 @@ class ChannelMap(nn.Conv1d):
         return super().forward(flat).reshape(input.shape).to(input.dtype)
 
 
-class VectorLinear(nn.Linear):
-    """A linear layer with a whitening of vectors merged into it, which is right for vectors only."""
-
-    @classmethod
-    def like(cls, linear: nn.Linear) -> VectorLinear:
-        weight = linear.weight
-        return cls(linear.in_features, linear.out_features, device=weight.device, dtype=weight.dtype)
+class Pointwise1d(nn.Conv1d):
+    """A 1×1 convolution of ``(N, C, L)``, and no other dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.ndim != 2:
-            raise ValueError(
-                f"expected vectors (N, {self.in_features}) (got shape {tuple(input.shape)}): a whitening of them was "
-                "merged into this linear layer, and of more dimensions it would whiten the second, not the last"
-            )
-        return super().forward(input)
+        _check_shape(input, "3D input (N, C, L)", 3)
+        return self._conv_forward(input, self.weight, self.bias)
+
+
+class Pointwise2d(nn.Conv2d):
+    """A 1×1 convolution of ``(N, C, H, W)``, and no other dimensions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        _check_shape(input, "4D input (N, C, H, W)", 4)
+        return self._conv_forward(input, self.weight, self.bias)
+
+
+class Pointwise3d(nn.Conv3d):
+    """A 1×1 convolution of ``(N, C, D, H, W)``, and no other dimensions."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        _check_shape(input, "5D input (N, C, D, H, W)", 5)
+        return self._conv_forward(input, self.weight, self.bias)
+
+
+_POINTWISE: dict[int, type[nn.Module]] = {1: Pointwise1d, 2: Pointwise2d, 3: Pointwise3d}
