@@ -28,18 +28,46 @@ _HOOKS = (
 )
 
 
-def make(layer: LayerLike, norm: Norm, options: Options, name: str = "") -> Made:
-    """The new layer in a norm's place: its parameters, population, device, dtype, mode, momentum and activation."""
+def make(layer: LayerLike, norm: Norm, options: Options, name: str, like: Tensor) -> Made:
+    """The new layer in a norm's place: its parameters, population, device, dtype, mode, momentum and activation.
+
+    ``like`` is a tensor of the norm's device and dtype; see :func:`nearest_tensors`.
+    """
     new, note = _new(layer, norm, options)
-    tensor = next((value for value in _tensors(norm.module) if value.is_floating_point()), torch.empty(0))
-    new.to(device=tensor.device, dtype=tensor.dtype)
+    new.to(device=like.device, dtype=like.dtype)
+    if not any(tensor.is_floating_point() for tensor in _tensors(new)):
+        new._like = like.new_empty(0)  # type: ignore[assignment]
     _take_parameters(new, norm)
     _take_population(new, norm)
+    take_origin(new, norm, name)
+    new.train(norm.module.training)
+    return Made(Activated(new, *norm.activation) if norm.activation else new, note or _lost(new, norm))
+
+
+def nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
+    """Map each module to a floating-point tensor of its device and dtype.
+
+    The tensor is the module's own, otherwise that of the nearest module registered before it, otherwise the first one
+    of the model. A conversion leaves one at layers without any, for models that have no other.
+    """
+    first = next(filter(Tensor.is_floating_point, (*model.parameters(), *model.buffers())), None)
+    nearest: dict[nn.Module, Tensor] = {}
+    for module in model.modules():
+        first = next(filter(Tensor.is_floating_point, _tensors(module)), first)
+        nearest[module] = getattr(module, "_like", torch.empty(0)) if first is None else first
+    return nearest
+
+
+def take_origin(new: nn.Module, norm: Norm, name: str) -> None:
+    """Let a layer know its name in the model, and the norm it was made from: its class, ε and process group."""
     if isinstance(new, Whitening):
         new.name_in_model = name
         new.replaces = getattr(norm.module, "replaces", "") or type(norm.module).__name__
-    new.train(norm.module.training)
-    return Made(Activated(new, *norm.activation) if norm.activation else new, note or _lost(norm))
+    if isinstance(new, PopulationWhitening):
+        if norm.kind == "batch":
+            old_eps = getattr(norm.module, "eps", new.batch_norm_eps)
+            new.batch_norm_eps = getattr(norm.module, "batch_norm_eps", old_eps)
+        _take_process_group(new, norm.module)
 
 
 def _new(layer: LayerLike, norm: Norm, options: Options) -> Made:
@@ -92,11 +120,10 @@ def _batch_norm(norm: Norm) -> tuple[type[nn.Module] | None, Options]:
     return next((_DIMENSIONS[name] for name in names if name in _DIMENSIONS), None), {}
 
 
-def _lost(norm: Norm) -> str:
+def _lost(new: nn.Module, norm: Norm) -> str:
     """What of the norm cannot be taken over, with the remedy."""
-    if "forward" in vars(norm.module):
-        return "its forward was replaced by another, which does not carry over; convert before that is done"
-    if norm.kind == "batch" and not isinstance(norm.module, (BATCH, PopulationWhitening)):
+    frozen = norm.kind == "batch" and not isinstance(norm.module, (BATCH, PopulationWhitening))
+    if frozen and isinstance(new, (BATCH, PopulationWhitening)):
         return "a frozen norm becomes one with batch statistics in training; eval() of the layer keeps it fixed"
     return ""
 
@@ -115,6 +142,8 @@ def same(new: nn.Module, old: nn.Module) -> bool:
 @torch.no_grad()
 def _take_parameters(new: nn.Module, norm: Norm) -> None:
     """The old parameters themselves, so that an optimizer that has them goes on with them."""
+    if is_frozen(norm):
+        new.requires_grad_(False)
     for name, parameter in new.named_parameters(recurse=False):
         old = {"weight": norm.weight, "bias": norm.bias}.get(name, getattr(norm.module, name, None))
         if isinstance(old, nn.Parameter) and old.shape == parameter.shape:
@@ -127,13 +156,16 @@ def _take_parameters(new: nn.Module, norm: Norm) -> None:
             parameter.requires_grad_(False)
 
 
+def is_frozen(norm: Norm) -> bool:
+    """Whether a norm has γ or β, and learns none of them."""
+    affine = [tensor for tensor in (norm.weight, norm.bias) if tensor is not None]
+    return bool(affine) and not any(tensor.requires_grad for tensor in affine)
+
+
 @torch.no_grad()
 def _take_population(new: nn.Module, norm: Norm) -> None:
     old = norm.module
     if isinstance(new, PopulationWhitening):
-        if norm.kind == "batch":
-            new.batch_norm_eps = getattr(old, "batch_norm_eps", getattr(old, "eps", new.batch_norm_eps))
-        _take_process_group(new, old)
         if new.track_running_stats:
             _set_whitening(new, norm)
     elif isinstance(new, BATCH) and new.track_running_stats:
