@@ -225,8 +225,11 @@ def _whitened_population(layer: PopulationWhitening) -> Population | None:
     if layer._matrix_name == "running_cov":
         identity = torch.eye(layer.group_size, dtype=matrix.dtype, device=matrix.device)
         return Population(mean.double(), matrix + layer.eps * identity)
-    # Σ = (WᵀW)⁻¹, as W·Σ·Wᵀ = I.
-    return Population(mean.double(), torch.linalg.pinv(matrix.mT @ matrix, hermitian=True))
+    # Σ = (WᵀW)⁻¹, as W·Σ·Wᵀ = I; by unit columns, so that no scale of a channel is lost beside the others'.
+    sizes = torch.linalg.vector_norm(matrix, dim=-2, keepdim=True)
+    unit = matrix / torch.where(sizes > 0, sizes, 1)
+    inverse = torch.linalg.pinv(unit.mT @ unit, hermitian=True)
+    return Population(mean.double(), inverse / (sizes * sizes.mT).clamp_min(torch.finfo(sizes.dtype).tiny))
 
 
 def _width(module: nn.Module) -> int:

@@ -60,14 +60,14 @@ def nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
 
 def take_origin(new: nn.Module, norm: Norm, name: str) -> None:
     """Let a layer know its name in the model, and the norm it was made from: its class, ε and process group."""
+    old = norm.module
     if isinstance(new, Whitening):
         new.name_in_model = name
-        new.replaces = getattr(norm.module, "replaces", "") or type(norm.module).__name__
+        new.replaces = getattr(old, "replaces", "") or type(old).__name__
+        eps = norm.eps if norm.kind == "batch" and norm.eps is not None else new.batch_norm_eps
+        new.batch_norm_eps = getattr(old, "batch_norm_eps", eps)
     if isinstance(new, PopulationWhitening):
-        if norm.kind == "batch":
-            old_eps = getattr(norm.module, "eps", new.batch_norm_eps)
-            new.batch_norm_eps = getattr(norm.module, "batch_norm_eps", old_eps)
-        _take_process_group(new, norm.module)
+        _take_process_group(new, old)
 
 
 def _new(layer: LayerLike, norm: Norm, options: Options) -> Made:
@@ -142,24 +142,31 @@ def same(new: nn.Module, old: nn.Module) -> bool:
 @torch.no_grad()
 def _take_parameters(new: nn.Module, norm: Norm) -> None:
     """The old parameters themselves, so that an optimizer that has them goes on with them."""
-    if is_frozen(norm):
-        new.requires_grad_(False)
     for name, parameter in new.named_parameters(recurse=False):
-        old = {"weight": norm.weight, "bias": norm.bias}.get(name, getattr(norm.module, name, None))
+        old = _parameter(norm, name)
         if isinstance(old, nn.Parameter) and old.shape == parameter.shape:
             new.register_parameter(name, old)
-        elif isinstance(old, Tensor) and old.numel() == parameter.numel():
+        elif old is not None and old.numel() == parameter.numel():
             parameter.copy_(old.reshape(parameter.shape))
-            parameter.requires_grad_(old.requires_grad)
-        elif old is None and name == "weight":
-            # A norm with β alone.
-            parameter.requires_grad_(False)
+    take_requires_grad(new, norm)
 
 
-def is_frozen(norm: Norm) -> bool:
-    """Whether a norm has γ or β, and learns none of them."""
+def take_requires_grad(new: nn.Module, norm: Norm) -> None:
+    """Let a layer learn what the norm learned; a frozen norm's layer is frozen, whatever parameters it has."""
     affine = [tensor for tensor in (norm.weight, norm.bias) if tensor is not None]
-    return bool(affine) and not any(tensor.requires_grad for tensor in affine)
+    frozen = bool(affine) and not any(tensor.requires_grad for tensor in affine)
+    for name, parameter in new.named_parameters(recurse=False):
+        old = _parameter(norm, name)
+        if old is not None:
+            parameter.requires_grad_(old.requires_grad)
+        else:
+            # A norm may have β alone.
+            parameter.requires_grad_(not frozen and not (affine and name == "weight"))
+
+
+def _parameter(norm: Norm, name: str) -> Tensor | None:
+    old = getattr(norm, name) if name in ("weight", "bias") else getattr(norm.module, name, None)
+    return old if isinstance(old, Tensor) else None
 
 
 @torch.no_grad()
