@@ -20,7 +20,7 @@ from whitenorm.core.suggest import suggest
 from whitenorm.layers.base import Whitening
 from whitenorm.models.entry import PLACES, Entry, make_layer, write_entry
 from whitenorm.models.norms import as_norm
-from whitenorm.models.parts import Decorrelated
+from whitenorm.models.parts import Activated, Decorrelated
 from whitenorm.models.replace import leave_fast_path, replace_
 from whitenorm.models.take_over import nearest_tensors, same, take_hooks, take_origin, take_requires_grad
 
