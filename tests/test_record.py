@@ -70,6 +70,7 @@ class TestFromBefore:
 
 
 class TestRecord:
+    @pytest.mark.filterwarnings("ignore:this model is trained")
     @pytest.mark.parametrize("where", ["all", "l1+df"])
     @pytest.mark.parametrize("name", [name for name in NAMES if name != "iw"])
     def test_a_plain_model_becomes_the_saved_one(self, name, where, tmp_path):
