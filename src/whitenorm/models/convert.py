@@ -28,15 +28,22 @@ def convert_(
     other libraries that have its form (both by :class:`LayerWhitening`), and whitening layers themselves. With
     ``"bn"``, ``"gn"`` and ``"ln"`` they become plain norms again.
 
-    Parameters, device, dtype, training mode, requires_grad, momentum and hooks carry over. From a trained BatchNorm the
-    population carries over too, so that with ``"iternorm"``, ``"dbn"`` and ``"bw-sigma"`` the model's output in eval
-    mode is what it was; the other layers use statistics of the sample. In place of a GroupNorm, a batch method has no
-    population yet: train, or :func:`recalibrate_`, before eval mode. What was converted is told by
-    :func:`conversion_of`, and kept in the configuration of a transformers model.
+    Parameters, device, dtype, training mode, requires_grad, momentum and hooks carry over; a layer in place of a frozen
+    norm learns nothing. From a trained BatchNorm the population carries over too, so that with ``"iternorm"``,
+    ``"dbn"`` and ``"bw-sigma"`` the model's output in eval mode is what it was. Everything else computes another
+    function, and where a model is trained (its norms have counted batches, or have values that differ by channel) a
+    warning names the layers and the remedy: :func:`recalibrate_` where a batch method has no such population yet, and
+    fine-tuning. What was converted is told by :func:`conversion_of`, and kept in the configuration of a transformers
+    model.
 
-    A warning names the layers that could not become what was asked for, and the remedy: those of a width that has no
-    fitting divisor, and norms of tokens where a method of channels is named. :func:`whitenorm.recipes.plan` shows it
-    beforehand. Where every norm is already what it would become, nothing changes, and a warning says so.
+    Norms whose replacement would lose something stay as they are: subclasses with a forward or tensors of their own,
+    parametrized norms, and those whose forward was replaced. Subclasses that are known, such as timm's, are converted.
+    The exact name of a norm in ``where`` asks for it all the same. If no norm can be replaced, that is an error.
+
+    One more warning names the norms that stay, and the layers that could not become what was asked for, with the
+    remedy: those of a width that has no fitting divisor, and norms of tokens where a method of channels is named.
+    :func:`whitenorm.recipes.plan` shows all of it beforehand. Where every norm is already what it would become, nothing
+    changes, and a warning says so.
 
     Args:
         model: any module; one that is a norm itself is not changed, but returned as its replacement.

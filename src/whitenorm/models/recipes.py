@@ -30,7 +30,7 @@ from whitenorm.models.effect import describe_effect, is_trained
 from whitenorm.models.flow import CONVOLUTIONS
 from whitenorm.models.layers import PLAIN, LayerLike, Options, check_layer
 from whitenorm.models.norms import BATCH, Norm, as_norm, find_norms
-from whitenorm.models.parts import Decorrelated
+from whitenorm.models.parts import Decorrelated, put_before
 from whitenorm.models.take_over import make, nearest_tensors, same
 
 Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
@@ -92,7 +92,8 @@ class Plan(tuple[Change, ...]):
 def plan(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: bool = False, **options: Any) -> Plan:
     """What :func:`whitenorm.convert_` would do, without doing it. The new layers are made, the model is not touched.
 
-    Norms that are already what they would become are left out.
+    Norms that are already what they would become are left out. Those that stay, as replacing them would lose something,
+    are in the plan's ``skipped``, by name, with the reasons.
 
     Args:
         model: any module.
@@ -317,7 +318,7 @@ def _before_classifier(
     norm = as_norm(_no_norm(classifier))
     assert norm is not None
     new, note = make(layer, norm, options, f"{name}.0", classifier.weight)
-    return Change(name, classifier, Decorrelated(new, classifier), why, note)
+    return Change(name, classifier, put_before(Decorrelated, new, classifier), why, note)
 
 
 def _no_norm(classifier: Any) -> nn.Module:

@@ -20,7 +20,7 @@ from whitenorm.core.suggest import suggest
 from whitenorm.layers.base import Whitening
 from whitenorm.models.entry import PLACES, Entry, make_layer, write_entry
 from whitenorm.models.norms import as_norm
-from whitenorm.models.parts import Activated, Decorrelated
+from whitenorm.models.parts import Activated, Decorrelated, put_before
 from whitenorm.models.replace import leave_fast_path, replace_
 from whitenorm.models.take_over import nearest_tensors, same, take_hooks, take_origin, take_requires_grad
 
@@ -120,13 +120,14 @@ def load_converted(
 def _new_layers(model: nn.Module, record: Any) -> dict[nn.Module, nn.Module]:
     """Make the layers of a record, by the modules that they take the place of; those that are there already stay."""
     _check_names(model, record)
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     nearest = nearest_tensors(model)
     new: dict[nn.Module, nn.Module] = {}
     for name, entry in record.items():
         old = modules[name]
         place = entry.get("place") if isinstance(entry, Mapping) else None
-        if isinstance(place, str) and isinstance(old, PLACES.get(place, ())):
+        container = PLACES.get(place) if isinstance(place, str) else None
+        if container is not None and isinstance(old, container):
             old, place = old.get_submodule("0"), None
         layer = _new_layer(name, entry, old, place, nearest[old])
         if layer is not None:
@@ -151,7 +152,7 @@ def _new_layer(name: str, entry: Entry, old: nn.Module, place: Any, like: Tensor
     """Make what takes a module's place by an entry of a record; None if it is there already."""
     if place == "before" and isinstance(old, nn.Linear):
         before = make_layer(name, entry, old.in_features).to(device=like.device, dtype=like.dtype)
-        return Decorrelated(before.train(old.training), old)
+        return put_before(Decorrelated, before.train(old.training), old)
     norm = as_norm(old)
     if norm is None:
         raise ValueError(
@@ -169,26 +170,30 @@ def _new_layer(name: str, entry: Entry, old: nn.Module, place: Any, like: Tensor
     take_requires_grad(layer, norm)
     take_origin(layer, norm, name)
     layer.train(old.training)
-    placed = Activated(layer, *norm.activation) if norm.activation else layer
+    placed = put_before(Activated, layer, *norm.activation) if norm.activation else layer
     take_hooks(placed, old)
     return placed
 
 
 def _check_state(model: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
     """Raise if a state does not fit the model, before anything of it is loaded."""
-    tensors = model.state_dict(keep_vars=True)
+    places = {name: _address(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     with _without_data(model), warnings.catch_warnings():
         # Loading warns of them again.
         warnings.simplefilter("ignore")
         missing, unexpected = model.load_state_dict(_without_values(state), strict=False)
-    there = {tensors[name].data_ptr() for name in state if name in tensors}
+    saved = {places.get(name) for name in state} - {None}
     # What is tied to something that was saved is not saved twice.
-    missing = [name for name in missing if tensors[name].data_ptr() not in there]
+    missing = [name for name in missing if places.get(name) not in saved]
     if strict and (missing or unexpected):
         raise ValueError(
             f"expected the state of this model (missing: {', '.join(missing) or 'nothing'}; left over: "
             f"{', '.join(unexpected) or 'nothing'}); pass strict=False to load what fits"
         )
+
+
+def _address(tensor: Any) -> int | None:
+    return tensor.data_ptr() if isinstance(tensor, Tensor) and not is_lazy(tensor) else None
 
 
 @contextmanager
@@ -209,7 +214,8 @@ def _on_meta(tensor: Any) -> Any:
     if not isinstance(tensor, Tensor):
         return tensor
     if is_lazy(tensor):
-        return type(tensor)(device="meta", dtype=tensor.dtype)
+        kind: Any = type(tensor)
+        return kind(device="meta", dtype=tensor.dtype)
     meta = tensor.detach().to("meta")
     return nn.Parameter(meta, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else meta
 

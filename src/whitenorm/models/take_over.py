@@ -13,7 +13,7 @@ from whitenorm.core.check import root_divisor
 from whitenorm.layers.base import PopulationWhitening, Whitening
 from whitenorm.models.layers import LayerLike, Made, Options, of_channels, of_function, of_tokens, options_of
 from whitenorm.models.norms import BATCH, Norm, Population
-from whitenorm.models.parts import Activated
+from whitenorm.models.parts import Activated, put_before
 
 _DIMENSIONS = {kind.__name__: kind for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
 _HOOKS = (
@@ -36,12 +36,13 @@ def make(layer: LayerLike, norm: Norm, options: Options, name: str, like: Tensor
     new, note = _new(layer, norm, options)
     new.to(device=like.device, dtype=like.dtype)
     if not any(tensor.is_floating_point() for tensor in _tensors(new)):
-        new._like = like.new_empty(0)  # type: ignore[assignment]
+        new._like = like.new_empty(0)
     _take_parameters(new, norm)
     _take_population(new, norm)
     take_origin(new, norm, name)
     new.train(norm.module.training)
-    return Made(Activated(new, *norm.activation) if norm.activation else new, note or _lost(new, norm))
+    placed = put_before(Activated, new, *norm.activation) if norm.activation else new
+    return Made(placed, note or _lost(new, norm))
 
 
 def nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
