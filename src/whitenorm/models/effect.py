@@ -50,7 +50,7 @@ def _keeps_output(layer: nn.Module, norm: Norm) -> bool:
     mixed = isinstance(norm.module, PopulationWhitening) and not isinstance(norm.module, BatchWhitening)
     if population is None or mixed or not fixed:
         return False
-    old, new = affine_of(norm.module), affine_of(layer)
+    old, new = _map_of(norm, population), affine_of(layer)
     size = math.lcm(old.offset.shape[1], new.offset.shape[1])
     old, new = _regroup(old, size), _regroup(new, size)
     mean = population.mean.reshape(-1, size, 1)
@@ -59,6 +59,15 @@ def _keeps_output(layer: nn.Module, norm: Norm) -> bool:
     error = ((new.matrix - old.matrix) * deviations).abs().sum(-1)
     centre = (new.matrix @ mean - old.matrix @ mean).squeeze(-1) + new.offset - old.offset
     return bool(((error + centre.abs()).max() <= _TOLERANCE * gain.max()).item())
+
+
+def _map_of(norm: Norm, population: Population) -> Affine:
+    if isinstance(norm.module, BatchWhitening):
+        return affine_of(norm.module)
+    scale = population.cov.flatten().rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight.double()
+    centre = scale * population.mean
+    return Affine(scale[:, None, None], (-centre if norm.bias is None else norm.bias.double() - centre)[:, None])
 
 
 def _regroup(affine: Affine, size: int) -> Affine:

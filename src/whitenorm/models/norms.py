@@ -88,7 +88,9 @@ class Norm(NamedTuple):
         mean, variance = (getattr(self.module, name, None) for name in ("running_mean", "running_var"))
         if mean is None or variance is None:
             return None
-        return Population(mean.double(), (variance.double() + self.module.eps)[:, None, None])
+        # Some frozen norms have their ε in the forward, and torch's default there.
+        eps = 1e-5 if self.eps is None else self.eps
+        return Population(mean.double(), (variance.double() + eps)[:, None, None])
 
     @property
     def activation(self) -> list[nn.Module]:
