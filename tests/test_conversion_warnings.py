@@ -198,6 +198,20 @@ class TestNormsThatWouldLoseSomething:
         assert model["odd"](torch.randn(4, 8, 3, 3)).isfinite().all()
 
 
+def test_a_forward_that_cannot_be_tried():
+    """What an RMSNorm of another library computes is tried with numbers, of which there are none."""
+
+    class RMSNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, device="meta"))
+
+    model = nn.Sequential(RMSNorm(), nn.LayerNorm(8))
+    (text,) = run_quietly(convert_, model, "gw")[1]
+    assert "0: test_conversion_warnings." in text
+    assert "has a forward that cannot be tried on the meta device; it stays" in text
+
+
 def test_a_parametrized_weight_is_taken_as_it_is_computed():
     model = nn.ModuleDict({"norm": parametrized()})
     with pytest.warns(UserWarning, match="parametrized"):

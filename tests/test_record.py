@@ -353,6 +353,12 @@ class TestWhatLoadingKeeps:
         model, other = (convert_(plain(), "iternorm", where, steps=steps) for steps in (2, 7))
         assert repr(load_converted(other, model.state_dict(), conversion_of(model))) == repr(model)
 
+    def test_a_layer_before_the_classifier_knows_where_it_is(self):
+        saved = convert_(ResNet(), "iternorm", "l1+df")
+        model = load_converted(ResNet(), saved.state_dict(), conversion_of(saved))
+        assert (model.fc[0].name_in_model, model.fc[0].replaces) == ("fc.0", "BatchNorm1d")
+        assert vars(model.fc[0]).keys() == vars(saved.fc[0]).keys()
+
     def test_a_model_without_whitening(self):
         model = ResNet()
         file = {"state_dict": model.state_dict(), "whitenorm": conversion_of(model)}

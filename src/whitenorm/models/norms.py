@@ -106,6 +106,8 @@ class Norm(NamedTuple):
             return "its forward was replaced on the instance"
         if parametrize.is_parametrized(self.module):
             return "it is parametrized (torch.nn.utils.parametrize)"
+        if self.kind == "unknown" and any(parameter.is_meta for parameter in self.module.parameters()):
+            return f"{kind.__module__}.{kind.__qualname__} has a forward that cannot be tried on the meta device"
         if not _has_known_forward(self):
             return f"{kind.__module__}.{kind.__qualname__} has a forward of its own"
         extra = _extra_tensors(self.module)

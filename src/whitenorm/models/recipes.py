@@ -31,7 +31,7 @@ from whitenorm.models.flow import CONVOLUTIONS
 from whitenorm.models.layers import PLAIN, LayerLike, Options, check_layer
 from whitenorm.models.norms import BATCH, Norm, as_norm, find_norms
 from whitenorm.models.parts import Decorrelated, put_before
-from whitenorm.models.take_over import make, nearest_tensors, same
+from whitenorm.models.take_over import make, nearest_tensors, norm_before, same
 
 Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
 
@@ -155,12 +155,11 @@ def _skip(norms: dict[str, Norm], where: Where) -> dict[str, str]:
 
 
 def _effect(change: Change) -> str:
+    if isinstance(change.old, nn.Linear):
+        return describe_effect(change.new.get_submodule("0"), norm_before(change.old), "no norm")
     norm = as_norm(change.old)
-    if norm is not None:
-        return describe_effect(change.new, norm, type(change.old).__name__)
-    norm = as_norm(_no_norm(change.old))
     assert norm is not None
-    return describe_effect(change.new.get_submodule("0"), norm, "no norm")
+    return describe_effect(change.new, norm, type(change.old).__name__)
 
 
 def _is_plain(layer: LayerLike, norm: Norm, options: Options) -> bool:
@@ -315,17 +314,8 @@ def _before_classifier(
         assert norm is not None
         new, note = make(layer, norm, options, f"{parent}.0", nearest[norm.module])
         return Change(f"{parent}.0", norm.module, new, why, note)
-    norm = as_norm(_no_norm(classifier))
-    assert norm is not None
-    new, note = make(layer, norm, options, f"{name}.0", classifier.weight)
+    new, note = make(layer, norm_before(classifier), options, f"{name}.0", classifier.weight)
     return Change(name, classifier, put_before(Decorrelated, new, classifier), why, note)
-
-
-def _no_norm(classifier: Any) -> nn.Module:
-    """A BatchNorm of a linear layer's input that changes nothing: without ε its population is exactly the identity."""
-    weight = classifier.weight
-    norm = nn.BatchNorm1d(classifier.in_features, eps=0.0, device=weight.device, dtype=weight.dtype)
-    return norm.train(classifier.training)
 
 
 def _describe(module: nn.Module) -> str:

@@ -22,7 +22,7 @@ from whitenorm.models.entry import PLACES, Entry, make_layer, write_entry
 from whitenorm.models.norms import as_norm
 from whitenorm.models.parts import Activated, Decorrelated, put_before
 from whitenorm.models.replace import leave_fast_path, replace_
-from whitenorm.models.take_over import nearest_tensors, same, take_hooks, take_origin, take_requires_grad
+from whitenorm.models.take_over import nearest_tensors, norm_before, same, take_hooks, take_origin, take_requires_grad
 
 KEY = "whitenorm"
 
@@ -152,6 +152,7 @@ def _new_layer(name: str, entry: Entry, old: nn.Module, place: Any, like: Tensor
     """Make what takes a module's place by an entry of a record; None if it is there already."""
     if place == "before" and isinstance(old, nn.Linear):
         before = make_layer(name, entry, old.in_features).to(device=like.device, dtype=like.dtype)
+        take_origin(before, norm_before(old), f"{name}.0")
         return put_before(Decorrelated, before.train(old.training), old)
     norm = as_norm(old)
     if norm is None:

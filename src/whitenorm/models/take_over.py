@@ -36,7 +36,7 @@ def make(layer: LayerLike, norm: Norm, options: Options, name: str, like: Tensor
     new, note = _new(layer, norm, options)
     new.to(device=like.device, dtype=like.dtype)
     if not any(tensor.is_floating_point() for tensor in _tensors(new)):
-        new._like = like.new_empty(0)
+        new._like = torch.empty(0, dtype=like.dtype, device=like.device)
     _take_parameters(new, norm)
     _take_population(new, norm)
     take_origin(new, norm, name)
@@ -57,6 +57,13 @@ def nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
         first = next(filter(Tensor.is_floating_point, _tensors(module)), first)
         nearest[module] = getattr(module, "_like", torch.empty(0)) if first is None else first
     return nearest
+
+
+def norm_before(linear: nn.Linear) -> Norm:
+    """A BatchNorm of a linear layer's input that changes nothing: without ε its population is exactly the identity."""
+    weight = linear.weight
+    norm = nn.BatchNorm1d(linear.in_features, eps=0.0, device=weight.device, dtype=weight.dtype)
+    return Norm(norm.train(linear.training), "batch", (linear.in_features,))
 
 
 def take_origin(new: nn.Module, norm: Norm, name: str) -> None:
