@@ -233,7 +233,10 @@ def test_the_output_is_kept_however_far_apart_variances_are(name, options, eps, 
 def test_a_variance_that_float32_cannot_hold_beside_the_new_epsilon_is_told():
     norm = batch_norm_of_spread(18, 0.0)
     with pytest.warns(UserWarning, match="output in eval mode changes"):
-        convert_(nn.Sequential(norm), "bw-sigma", eps=1e-3)
+        convert_(nn.Sequential(copy.deepcopy(norm)), "dbn", population="covariance")
+    layer = convert_(nn.Sequential(copy.deepcopy(norm)), "dbn", population="covariance", keep_eps=True)[0]
+    x = torch.randn(4, 16, 5, 5) * norm.running_var.sqrt()[:, None, None]
+    torch.testing.assert_close(layer.eval()(x), norm(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("solver", ["zca", "cholesky"])

@@ -12,6 +12,7 @@ from whitenorm.layers.base import PopulationWhitening
 from whitenorm.models.fold import Affine, affine_of
 from whitenorm.models.norms import BATCH, Norm, Population
 from whitenorm.models.parts import Activated
+from whitenorm.runtime.precision import to_float64
 
 # The largest difference, in standard deviations of the output, that counts as rounding.
 _TOLERANCE = 1e-3
@@ -65,9 +66,9 @@ def _map_of(norm: Norm, population: Population) -> Affine:
     if isinstance(norm.module, BatchWhitening):
         return affine_of(norm.module)
     scale = population.cov.flatten().rsqrt()
-    scale = scale if norm.weight is None else scale * norm.weight.double()
+    scale = scale if norm.weight is None else scale * to_float64(norm.weight)
     centre = scale * population.mean
-    return Affine(scale[:, None, None], (-centre if norm.bias is None else norm.bias.double() - centre)[:, None])
+    return Affine(scale[:, None, None], (-centre if norm.bias is None else to_float64(norm.bias) - centre)[:, None])
 
 
 def _regroup(affine: Affine, size: int) -> Affine:

@@ -18,6 +18,7 @@ from whitenorm.models.flow import CONVOLUTIONS, TRANSPOSED, Source, is_plain, so
 from whitenorm.models.norms import BATCH, as_norm
 from whitenorm.models.record import record_
 from whitenorm.models.replace import replace_
+from whitenorm.runtime.precision import to_float64
 
 _POINTWISE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -148,15 +149,18 @@ class Affine(NamedTuple):
 def affine_of(layer: Any) -> Affine:
     """The map that a batch whitening or BatchNorm is in eval mode, ``(G, K, K)`` and ``(G, K)``, in float64."""
     if isinstance(layer, BatchWhitening):
-        mean, matrix = (None if tensor is None else tensor.double() for tensor in layer._population())
+        mean, matrix = (None if tensor is None else to_float64(tensor) for tensor in layer._population())
         assert mean is not None
         assert matrix is not None
         if layer.population == "covariance":
             matrix = population_whitening(matrix, layer.eps, layer.solver)
     else:
-        mean, matrix = layer.running_mean.double(), (layer.running_var.double() + layer.eps).rsqrt()[:, None, None]
+        mean, matrix = (
+            to_float64(layer.running_mean),
+            (to_float64(layer.running_var) + layer.eps).rsqrt()[:, None, None],
+        )
     shape = matrix.shape[:2]
-    weight, bias = (None if p is None else p.double().reshape(shape) for p in (layer.weight, layer.bias))
+    weight, bias = (None if p is None else to_float64(p).reshape(shape) for p in (layer.weight, layer.bias))
     matrix = matrix if weight is None else weight.unsqueeze(-1) * matrix
     centre = (matrix @ mean.reshape(*shape, 1)).squeeze(-1)
     return Affine(matrix, -centre if bias is None else bias - centre)

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from whitenorm.layers.base import PopulationWhitening, Whitening
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.models.parts import LayerWhitening2d
+from whitenorm.runtime.precision import to_float64
 
 BATCH = nn.modules.batchnorm._BatchNorm
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
@@ -90,7 +91,7 @@ class Norm(NamedTuple):
             return None
         # Some frozen norms have their ε in the forward, and torch's default there.
         eps = 1e-5 if self.eps is None else self.eps
-        return Population(mean.double(), (variance.double() + eps)[:, None, None])
+        return Population(to_float64(mean), (to_float64(variance) + eps)[:, None, None])
 
     @property
     def activation(self) -> list[nn.Module]:
@@ -225,15 +226,15 @@ def _whitened_population(layer: PopulationWhitening) -> Population | None:
     mean, matrix = layer._population()
     if mean is None or matrix is None:
         return None
-    matrix = matrix.double()
+    mean, matrix = to_float64(mean), to_float64(matrix)
     if layer._matrix_name == "running_cov":
         identity = torch.eye(layer.group_size, dtype=matrix.dtype, device=matrix.device)
-        return Population(mean.double(), matrix + layer.eps * identity)
+        return Population(mean, matrix + layer.eps * identity)
     # Σ = (WᵀW)⁻¹, as W·Σ·Wᵀ = I; by unit columns, so that no scale of a channel is lost beside the others'.
     sizes = torch.linalg.vector_norm(matrix, dim=-2, keepdim=True)
     unit = matrix / torch.where(sizes > 0, sizes, 1)
     inverse = torch.linalg.pinv(unit.mT @ unit, hermitian=True)
-    return Population(mean.double(), inverse / (sizes * sizes.mT).clamp_min(torch.finfo(sizes.dtype).tiny))
+    return Population(mean, inverse / (sizes * sizes.mT).clamp_min(torch.finfo(sizes.dtype).tiny))
 
 
 def _width(module: nn.Module) -> int:
