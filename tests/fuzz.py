@@ -10,12 +10,15 @@ better than to u times its size, nor its mean better than to u times its own, no
 add to the covariance. The reference is run again with such perturbations: what the result moves by is the error that a
 perfect algorithm makes, here called the response. An error is a deviation if it exceeds ``SLACK`` times the response,
 plus the rounding of sums and of the result itself.
+
+Each seed is also a random conversion of a norm; ``conversion_cases.py`` says what must hold of its result.
 """
 
 import argparse
 import collections
 import contextlib
 import copy
+import math
 import tempfile
 import time
 from typing import NamedTuple
@@ -24,6 +27,7 @@ import fuzz_ranks
 import reference
 import torch
 from cases import named_gradients, twin
+from conversion_cases import Conversion, draw_conversion, run_conversion
 from fuzz_cases import HALVES, Case, draw, make_input, make_layer
 
 from whitenorm.kernels.torch import apply, blocks
@@ -42,7 +46,7 @@ class Deviation(NamedTuple):
     seed: int
     what: str
     ratio: float
-    case: Case
+    case: Case | Conversion
 
 
 def results_of(layer, forward, x, grad):
@@ -222,6 +226,7 @@ def fuzz(first, cases=None, seconds=None):
         case = draw(seed)
         with blocks_of(case.block_bytes):
             found, kind = run(seed)
+        found = found + [Deviation(seed, what, math.inf, draw_conversion(seed)) for what in run_conversion(seed)]
         deviations += found
         tally[kind] += 1
         tally["deviating"] += bool(found)

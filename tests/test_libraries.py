@@ -149,6 +149,18 @@ def test_frozen_batch_norm_of_detection():
     assert torch.allclose(layer(x), norm(x), atol=1e-5)
 
 
+def test_frozen_batch_norm_of_transformers():
+    """It has no attribute for its ε."""
+    detr = pytest.importorskip("transformers.models.detr.modeling_detr")
+    norm = detr.DetrFrozenBatchNorm2d(16).eval()
+    norm.running_var.uniform_()
+    x = torch.randn(2, 16, 4, 4)
+    with pytest.warns(UserWarning, match="frozen norm") as caught:
+        layer = convert_(norm, "iternorm")
+    assert len(caught) == 1
+    assert torch.allclose(layer(x), norm(x), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("library", "name"),
     [(tv, "vit_b_16"), (timm, "vit_tiny_patch16_224"), (tv, "convnext_tiny"), (timm, "convnext_atto")],

@@ -23,12 +23,12 @@ NORMS = {"ln": {}, "gw": {"num_groups": 4}}
 def transformer(norm="ln", pre_norm=True, pieces=12, **options):
     torch.manual_seed(0)
     net = Transformer(pieces, pieces, Shape(2, 2, 16, 32, 2, 0.1, pre_norm))
+    net = net if norm == "ln" else whitenorm.convert_(net, norm, **options)
     # Norms that do something of their own.
     for module in net.modules():
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, (nn.LayerNorm, whitenorm.LayerWhitening)):
             nn.init.normal_(module.weight, 1, 0.2)
             nn.init.normal_(module.bias, 0, 0.2)
-    net = net if norm == "ln" else whitenorm.convert_(net, norm, **options)
     return net.double().eval()
 
 

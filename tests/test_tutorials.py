@@ -15,6 +15,7 @@ def _images(tmp_path, monkeypatch):
     monkeypatch.setenv(ROOT_VARIABLE, str(write_root(tmp_path)))
 
 
+@pytest.mark.filterwarnings("ignore:this model is trained")
 @pytest.mark.usefixtures("_images")
 def test_finetuning_runs():
     pytest.importorskip("timm")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whitenorm._version import __version__
-from whitenorm.lab.near import near, refuse
+from whitenorm.core.suggest import suggest
+from whitenorm.lab.near import refuse
 
 
 class Command(NamedTuple):
@@ -105,7 +106,7 @@ def _choose(commands: dict[str, Command], args: list[str]) -> str:
             if arg == "bench":
                 refuse("whitenorm", "bench runs in a checkout only (this is an installed package, without benchmarks/)")
             kind = "option" if arg.startswith("-") else "command"
-            refuse("whitenorm", f"unknown {kind} {arg}{near(arg, known)}")
+            refuse("whitenorm", f"unknown {kind} {arg}{suggest(arg, known)}")
     return str(parser.parse_args(args).name)
 
 

@@ -32,11 +32,14 @@ from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mi
 from whitenorm.runtime.function import call
 from whitenorm.runtime.mode import is_forward_mode, is_tracing
 from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
-from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
+from whitenorm.solvers import ZCA, Cholesky, SolverLike, as_solver, inverse_sqrt
+from whitenorm.solvers.base import smallest
 
 __all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
 
 POPULATIONS = ("whitening", "covariance")
+# Solvers that give the inverse root of each variance for a diagonal covariance.
+_ROOT_OF_DIAGONAL = (ZCA, Cholesky)
 
 
 def batch_whitening(
@@ -317,9 +320,21 @@ def whiten(
 
 
 def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:
-    """The whitening matrix that a running covariance (without ε) stands for."""
+    """The whitening matrix that a running covariance (without ε) stands for.
+
+    The variances of a diagonal covariance, such as a trained BatchNorm's, are its eigenvalues. They are exact however
+    far apart they are, so ZCA's and Cholesky's floor, for eigenvalues lost in rounding, does not apply to them.
+    """
+    solver = as_solver(solver)
     cov = running_cov.to(compute_dtype(running_cov.dtype))
-    return inverse_sqrt(cov + eps * torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), solver)
+    cov = cov + eps * torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+    whitening = inverse_sqrt(cov, solver)
+    if type(solver) not in _ROOT_OF_DIAGONAL:
+        return whitening
+    variances = cov.diagonal(dim1=-2, dim2=-1)
+    is_diagonal = (cov == torch.diag_embed(variances)).all(-1).all(-1) & variances.isfinite().all(-1)
+    exact = torch.diag_embed(variances.clamp_min(smallest(cov.dtype)).rsqrt())
+    return torch.where(is_diagonal[..., None, None], exact, whitening)
 
 
 def check_population(population: str) -> None:

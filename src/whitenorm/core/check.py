@@ -128,7 +128,7 @@ def check_number(name: str, value: float, low: float, high: float, advice: str) 
 
 
 def check_eps(eps: float, high: float = 1e30) -> None:
-    check_number("eps", eps, 0, high, "the papers use 1e-5 (IterNorm) and 1e-3 (DBN)")
+    check_number("eps", eps, 0, high, "leave it out for the papers' 1e-5, or 1e-3 of DBN")
 
 
 def check_momentum(momentum: float | None) -> None:

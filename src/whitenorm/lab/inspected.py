@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm.lab.near import near
+from whitenorm.core.suggest import suggest
 
 
 def model_of(name: str) -> nn.Module:
@@ -27,7 +27,7 @@ def model_of(name: str) -> nn.Module:
     if found is None:
         raise OSError(
             "expected a torchvision or timm model, file.py:name, or the folder of a training run (got "
-            f"{name!r}, which {_nobody_knows()}, and which has no config.json){near(name, _library_names())}"
+            f"{name!r}, which {_nobody_knows()}, and which has no config.json){suggest(name, _library_names())}"
         )
     return found
 
@@ -81,7 +81,7 @@ def from_file(path: str, name: str) -> Any:
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         names = [other for other in vars(module) if not other.startswith("_")]
-        raise OSError(f"expected {path} to have a {name!r} (it has none of that name){near(name, names)}")
+        raise OSError(f"expected {path} to have a {name!r} (it has none of that name){suggest(name, names)}")
     return getattr(module, name)
 
 

@@ -12,9 +12,9 @@ import torch
 import tyro
 from torch import nn
 
+from whitenorm.core.suggest import suggest
 from whitenorm.diagnostics import Inspection, html_page, inspect
 from whitenorm.lab.inspected import batch_of_run, from_file, is_run, model_of
-from whitenorm.lab.near import near
 from whitenorm.lab.terminal import terminal
 from whitenorm.models import convert_, recipes
 from whitenorm.models.layers import TARGETS, LayerLike
@@ -106,7 +106,8 @@ def _layer(name: str) -> LayerLike:
         return found
     if name not in TARGETS:
         raise ValueError(
-            f"expected --layer to be one of {', '.join(TARGETS)}, or file.py:name (got {name!r}){near(name, TARGETS)}"
+            f"expected --layer to be one of {', '.join(TARGETS)}, or file.py:name (got {name!r})"
+            f"{suggest(name, TARGETS)}"
         )
     return name
 

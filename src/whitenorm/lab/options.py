@@ -13,7 +13,8 @@ from typing import Any
 
 import tyro
 
-from whitenorm.lab.near import near, refuse
+from whitenorm.core.suggest import suggest
+from whitenorm.lab.near import refuse
 
 # Between the sections of tyro's boxes, and at their edges.
 _RULE = re.compile(r"^[╭╰].*$|^│ ─+ │$")
@@ -47,13 +48,13 @@ def _complaint(error: str, args: list[str], options: set[str]) -> str:
     for arg in args:
         name = arg.split("=")[0].replace("_", "-")
         if name.startswith("--") and name not in options:
-            return f"unknown option {arg.split('=')[0]}{near(name, options)}"
+            return f"unknown option {arg.split('=')[0]}{suggest(name, options)}"
     first, *others = _sections(error)
     choices = next((words.split(": ", 1)[1] for words in others if words.startswith("Available subcommands: ")), "")
     unknown = first.removeprefix("Unrecognized options: ")
     if unknown != first:
         expected = f"expected one of {choices}" if choices else "expected no more"
-        return f"{expected} (got {unknown}){near(unknown, choices.split(', '))}"
+        return f"{expected} (got {unknown}){suggest(unknown, choices.split(', '))}"
     # Of a whole dataclass, whose name tells a user nothing.
     return re.sub(r"^Error parsing [A-Za-z]\w*: ", "", first)
 

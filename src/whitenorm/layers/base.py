@@ -44,6 +44,8 @@ class Whitening(LeafModule):
     # What a conversion knows of the layer: its name in the model, and the class of the norm it took the place of.
     name_in_model: str = ""
     replaces: str = ""
+    # The ε of the BatchNorm whose state may be loaded; PyTorch's own, unless a conversion knows better.
+    batch_norm_eps: float = 1e-5
 
     def __init__(
         self,
@@ -157,8 +159,6 @@ class PopulationWhitening(ChannelWhitening):
     """
 
     num_batches_tracked: Tensor | None
-    # The ε of the BatchNorm whose state may be loaded; PyTorch's own, unless a conversion knows better.
-    batch_norm_eps: float = 1e-5
 
     def __init__(
         self,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 from whitenorm.models.layers import LayerLike
-from whitenorm.models.recipes import Plan, Where, plan
+from whitenorm.models.recipes import REPLACE_ANYWAY, Plan, Where, plan
 from whitenorm.models.record import record_
-from whitenorm.models.replace import replace_
+from whitenorm.models.replace import leave_fast_path, replace_
 from whitenorm.models.take_over import take_hooks
 
 # Names in a warning; a large model has hundreds.
@@ -27,15 +28,22 @@ def convert_(
     other libraries that have its form (both by :class:`LayerWhitening`), and whitening layers themselves. With
     ``"bn"``, ``"gn"`` and ``"ln"`` they become plain norms again.
 
-    Parameters, device, dtype, training mode, requires_grad, momentum and hooks carry over. From a trained BatchNorm the
-    population carries over too, so that with ``"iternorm"``, ``"dbn"`` and ``"bw-sigma"`` the model's output in eval
-    mode is what it was; the other layers use statistics of the sample. In place of a GroupNorm, a batch method has no
-    population yet: train, or :func:`recalibrate_`, before eval mode. What was converted is told by
-    :func:`conversion_of`, and kept in the configuration of a transformers model.
+    Parameters, device, dtype, training mode, requires_grad, momentum and hooks carry over; a layer in place of a frozen
+    norm learns nothing. From a trained BatchNorm the population carries over too, so that with ``"iternorm"``,
+    ``"dbn"`` and ``"bw-sigma"`` the model's output in eval mode is what it was. Everything else computes another
+    function, and where a model is trained (its norms have counted batches, or have values that differ by channel) a
+    warning names the layers and the remedy: :func:`recalibrate_` where a batch method has no such population yet, and
+    fine-tuning. What was converted is told by :func:`conversion_of`, and kept in the configuration of a transformers
+    model.
 
-    A warning names the layers that could not become what was asked for, and the remedy: those of a width that has no
-    fitting divisor, and norms of tokens where a method of channels is named. :func:`whitenorm.recipes.plan` shows it
-    beforehand. Where every norm is already what it would become, nothing changes, and a warning says so.
+    Norms whose replacement would lose something stay as they are: subclasses with a forward or tensors of their own,
+    parametrized norms, and those whose forward was replaced. Subclasses that are known, such as timm's, are converted.
+    The exact name of a norm in ``where`` asks for it all the same. If no norm can be replaced, that is an error.
+
+    One more warning names the norms that stay, and the layers that could not become what was asked for, with the
+    remedy: those of a width that has no fitting divisor, and norms of tokens where a method of channels is named.
+    :func:`whitenorm.recipes.plan` shows all of it beforehand. Where every norm is already what it would become, nothing
+    changes, and a warning says so.
 
     Args:
         model: any module; one that is a norm itself is not changed, but returned as its replacement.
@@ -56,6 +64,7 @@ def convert_(
         (4, Newton(steps=7))
     """
     changes = plan(model, layer, where, keep_eps=keep_eps, **options)
+    _warn(changes)
     if not changes:
         warnings.warn(
             f"nothing is converted: all norms at where={where!r} already are what {layer!r} would make of them",
@@ -67,32 +76,38 @@ def convert_(
         if change.old not in change.new.modules():
             take_hooks(change.new, change.old)
     converted = replace_(model, {change.old: change.new for change in changes})
-    _leave_fast_path(converted)
+    leave_fast_path(converted)
     record_(converted)
-    _warn(changes)
     return converted
 
 
 def _warn(changes: Plan) -> None:
-    """Say, once for all layers, what is not as asked."""
-    notes: dict[str, list[str]] = {}
-    for change in changes:
-        if change.note:
-            notes.setdefault(change.note, []).append(change.name or "the model")
-    if notes:
-        lines = "".join(f"\n  {_few(names)}: {note}" for note, names in notes.items())
-        warnings.warn(f"some layers are not what was asked for, or not what they were:{lines}", stacklevel=3)
+    """Warn once of all that is not as asked, and once of a trained model's output."""
+    notes = _names_by_note((change.name, change.note) for change in changes)
+    skipped = _names_by_note((name, f"{why}; it stays") for name, why in changes.skipped.items())
+    if notes or skipped:
+        anyway = f"\n{REPLACE_ANYWAY}" if skipped else ""
+        warnings.warn(
+            f"some layers are not what was asked for, or not what they were:{_lines({**notes, **skipped})}{anyway}",
+            stacklevel=3,
+        )
+    effects = _names_by_note((change.name, change.effect) for change in changes)
+    if effects:
+        warnings.warn(f"this model is trained, and its output in eval mode changes:{_lines(effects)}", stacklevel=3)
+
+
+def _names_by_note(notes: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for name, note in notes:
+        if note:
+            names.setdefault(note, []).append(name or "the model")
+    return names
+
+
+def _lines(names: dict[str, list[str]]) -> str:
+    return "".join(f"\n  {_few(named)}: {note}" for note, named in names.items())
 
 
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more (recipes.plan lists all)" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _leave_fast_path(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            norms = (module.norm1, module.norm2)
-            if not all(isinstance(norm, nn.LayerNorm) for norm in norms):
-                # Its fast path at inference takes the norms' weights and computes LayerNorm itself.
-                module.activation_relu_or_gelu = 0

@@ -19,6 +19,7 @@ from whitenorm.models.flow import CONVOLUTIONS, NO_PRODUCER, TRANSPOSED, Flow, S
 from whitenorm.models.norms import BATCH, as_norm
 from whitenorm.models.record import record_
 from whitenorm.models.replace import replace_
+from whitenorm.runtime.precision import to_float64
 
 # timm's norms with an activation, which forward applies after BatchNorm.
 _ACTIVATED = ("BatchNormAct2d.forward", "SyncBatchNormAct.forward")
@@ -231,15 +232,18 @@ class Affine(NamedTuple):
 def affine_of(layer: Any) -> Affine:
     """The map that a batch whitening or BatchNorm is in eval mode, ``(G, K, K)`` and ``(G, K)``, in float64."""
     if isinstance(layer, BatchWhitening):
-        mean, matrix = (None if tensor is None else tensor.double() for tensor in layer._population())
+        mean, matrix = (None if tensor is None else to_float64(tensor) for tensor in layer._population())
         assert mean is not None
         assert matrix is not None
         if layer.population == "covariance":
             matrix = population_whitening(matrix, layer.eps, layer.solver)
     else:
-        mean, matrix = layer.running_mean.double(), (layer.running_var.double() + layer.eps).rsqrt()[:, None, None]
+        mean, matrix = (
+            to_float64(layer.running_mean),
+            (to_float64(layer.running_var) + layer.eps).rsqrt()[:, None, None],
+        )
     shape = matrix.shape[:2]
-    weight, bias = (None if p is None else p.double().reshape(shape) for p in (layer.weight, layer.bias))
+    weight, bias = (None if p is None else to_float64(p).reshape(shape) for p in (layer.weight, layer.bias))
     matrix = matrix if weight is None else weight.unsqueeze(-1) * matrix
     centre = (matrix @ mean.reshape(*shape, 1)).squeeze(-1)
     return Affine(matrix, -centre if bias is None else bias - centre)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from whitenorm.core.check import largest_divisor, root_divisor
+from whitenorm.core.check import check_eps, largest_divisor, root_divisor
+from whitenorm.core.suggest import suggest
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -62,6 +62,8 @@ PLAIN = ("bn", "gn", "ln")
 NAMES = tuple(name for name in TARGETS if name not in PLAIN)
 # The names that mean what they say where features come last.
 _FOR_TOKENS = ("gw", "ln")
+# What the papers and other libraries call an option.
+_OTHER_NAMES = {"T": "steps", "epsilon": "eps"}
 _NOT_OPTIONS = ("self", "num_features", "num_channels", "normalized_shape", "device", "dtype")
 
 
@@ -90,18 +92,24 @@ def check_layer(layer: LayerLike, options: Options) -> None:
         return
     if layer not in TARGETS:
         known = ", ".join(f'"{name}"' for name in TARGETS)
-        near = difflib.get_close_matches(layer, TARGETS, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"expected layer to be one of {known}, or a function from width to layer (got {layer!r}){meant}"
+            f"expected layer to be one of {known}, or a function from width to layer (got {layer!r})"
+            f"{suggest(layer, TARGETS)}"
         )
     known_options = options_of(layer)
     unknown = [name for name in options if name not in known_options]
     if unknown:
         raise ValueError(
             f"expected options of {TARGETS[layer].kind.__name__} with {layer!r}: {', '.join(known_options)} (got "
-            f"{', '.join(unknown)})"
+            f"{', '.join(unknown)}){_suggest_option(unknown[0], known_options)}"
         )
+    if "eps" in options:
+        check_eps(options["eps"])
+
+
+def _suggest_option(name: str, known: list[str]) -> str:
+    meant = _OTHER_NAMES.get(name)
+    return f"; did you mean {meant}?" if meant in known else suggest(name, known)
 
 
 def options_of(name: str) -> list[str]:

@@ -7,14 +7,23 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from whitenorm.layers.base import ChannelWhitening, PopulationWhitening
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.models.parts import LayerWhitening2d
+from whitenorm.runtime.precision import to_float64
 
 BATCH = nn.modules.batchnorm._BatchNorm
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
 _TOKENS = ("layer", "layer2d", "rms", "rms2d")
+# Classes whose forward is understood: by their module, and by their names in other libraries.
+_KNOWN_MODULES = ("torch.nn.", "timm.", "whitenorm.")
+_FROZEN = ("FrozenBatchNorm2d", "FrozenBatchNormAct2d")
+_KNOWN_NAMES = (*_FROZEN, "BatchNormAct2d", "SyncBatchNormAct")
+# What a layer takes over from a norm, and the children that it is put before.
+_TAKEN = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_ACTIVATION = ("drop", "act")
 
 
 class Population(NamedTuple):
@@ -49,14 +58,20 @@ class Norm(NamedTuple):
     @property
     def weight(self) -> Tensor | None:
         """γ as it is applied."""
-        weight: Tensor | None = getattr(self.module, "weight", None)
+        weight = self._tensor("weight")
         if weight is not None and self.kind in ("rms", "rms2d") and _adds_one(self.module):
             return nn.Parameter(weight.detach() + 1, requires_grad=weight.requires_grad)
         return weight
 
     @property
     def bias(self) -> Tensor | None:
-        return getattr(self.module, "bias", None)
+        """β as it is applied."""
+        return self._tensor("bias")
+
+    def _tensor(self, name: str) -> Tensor | None:
+        # A parametrization computes it, and tells whether it is learned only where gradients are recorded.
+        with torch.enable_grad():
+            return getattr(self.module, name, None)
 
     @property
     def eps(self) -> float | None:
@@ -74,13 +89,30 @@ class Norm(NamedTuple):
         mean, variance = (getattr(self.module, name, None) for name in ("running_mean", "running_var"))
         if mean is None or variance is None:
             return None
-        return Population(mean.double(), (variance.double() + self.module.eps)[:, None, None])
+        # Some frozen norms have their ε in the forward, and torch's default there.
+        eps = 1e-5 if self.eps is None else self.eps
+        return Population(to_float64(mean), (to_float64(variance) + eps)[:, None, None])
 
     @property
     def activation(self) -> list[nn.Module]:
         """What timm fuses behind a norm: dropout and activation, where they do anything."""
-        parts = [getattr(self.module, name, None) for name in ("drop", "act")]
+        parts = [getattr(self.module, name, None) for name in _ACTIVATION]
         return [part for part in parts if isinstance(part, nn.Module) and not isinstance(part, nn.Identity)]
+
+    @property
+    def obstacle(self) -> str:
+        """What a layer in the norm's place would lose; empty if nothing."""
+        kind = type(self.module)
+        if "forward" in vars(self.module):
+            return "its forward was replaced on the instance"
+        if parametrize.is_parametrized(self.module):
+            return "it is parametrized (torch.nn.utils.parametrize)"
+        if self.kind == "unknown" and any(parameter.is_meta for parameter in self.module.parameters()):
+            return f"{kind.__module__}.{kind.__qualname__} has a forward that cannot be tried on the meta device"
+        if not _has_known_forward(self):
+            return f"{kind.__module__}.{kind.__qualname__} has a forward of its own"
+        extra = _extra_tensors(self.module)
+        return f"{kind.__module__}.{kind.__qualname__} has tensors of its own ({', '.join(extra)})" if extra else ""
 
 
 def as_norm(module: nn.Module) -> Norm | None:
@@ -114,7 +146,24 @@ def find_norms(model: nn.Module) -> dict[str, Norm]:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    return any(base.__name__.endswith(("FrozenBatchNorm2d", "FrozenBatchNormAct2d")) for base in type(module).__mro__)
+    return any(base.__name__.endswith(_FROZEN) for base in type(module).__mro__)
+
+
+def _has_known_forward(norm: Norm) -> bool:
+    """Whether a norm computes what its kind says."""
+    if isinstance(norm.module, nn.LayerNorm) or _is_rms(norm.module):
+        # Their kind was found out from the forward.
+        return norm.kind != "unknown"
+    owner = next(base for base in type(norm.module).__mro__ if "forward" in vars(base))
+    return owner.__module__.startswith(_KNOWN_MODULES) or owner.__name__.endswith(_KNOWN_NAMES)
+
+
+def _extra_tensors(module: nn.Module) -> list[str]:
+    """The parameters and buffers of a norm that a layer in its place would not have."""
+    if isinstance(module, (Whitening, LayerWhitening)):
+        return []
+    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    return [name for name in names if name not in _TAKEN and name.partition(".")[0] not in _ACTIVATION]
 
 
 def _layer_kind(module: nn.LayerNorm) -> str:
@@ -177,11 +226,15 @@ def _whitened_population(layer: PopulationWhitening) -> Population | None:
     mean, matrix = layer._population()
     if mean is None or matrix is None:
         return None
-    matrix = matrix.double()
+    mean, matrix = to_float64(mean), to_float64(matrix)
     if layer._matrix_name == "running_cov":
-        return Population(mean.double(), matrix + layer.eps * torch.eye(layer.group_size, device=matrix.device))
-    # Σ = (WᵀW)⁻¹, as W·Σ·Wᵀ = I.
-    return Population(mean.double(), torch.linalg.pinv(matrix.mT @ matrix, hermitian=True))
+        identity = torch.eye(layer.group_size, dtype=matrix.dtype, device=matrix.device)
+        return Population(mean, matrix + layer.eps * identity)
+    # Σ = (WᵀW)⁻¹, as W·Σ·Wᵀ = I; by unit columns, so that no scale of a channel is lost beside the others'.
+    sizes = torch.linalg.vector_norm(matrix, dim=-2, keepdim=True)
+    unit = matrix / torch.where(sizes > 0, sizes, 1)
+    inverse = torch.linalg.pinv(unit.mT @ unit, hermitian=True)
+    return Population(mean, inverse / (sizes * sizes.mT).clamp_min(torch.finfo(sizes.dtype).tiny))
 
 
 def _width(module: nn.Module) -> int:

@@ -65,6 +65,13 @@ class Decorrelated(nn.Sequential):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def put_before(kind: type[nn.Sequential], layer: nn.Module, *rest: nn.Module) -> nn.Sequential:
+    """Put a layer before modules, in a container of this kind, which is in the layer's mode."""
+    container = kind(layer, *rest)
+    container.training = layer.training
+    return container
+
+
 def _move(state: dict[str, Any], prefix: str, to: str) -> bool:
     """Rename what stands directly under a prefix; whether there was anything."""
     own = [name for name in state if name.startswith(prefix) and "." not in name[len(prefix) :]]

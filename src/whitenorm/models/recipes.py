@@ -19,33 +19,41 @@ trained. GW then has about √C groups, unless ``num_groups`` is given; the pape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
+from whitenorm.core.suggest import suggest
+from whitenorm.models.effect import describe_effect, is_trained
 from whitenorm.models.flow import CONVOLUTIONS
-from whitenorm.models.layers import PLAIN, LayerLike, Made, Options, check_layer
+from whitenorm.models.layers import PLAIN, LayerLike, Options, check_layer
 from whitenorm.models.norms import BATCH, Norm, as_norm, find_norms
-from whitenorm.models.parts import Decorrelated
-from whitenorm.models.take_over import make, same
+from whitenorm.models.parts import Decorrelated, put_before
+from whitenorm.models.take_over import make, nearest_tensors, norm_before, same
 
 Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
 
 
 class Change(NamedTuple):
-    """One module of a model, what takes its place, why, and what is worth saying about it."""
+    """One module of a model, what takes its place, and why.
+
+    ``note`` says what is not as asked, ``effect`` how the output of a trained model changes.
+    """
 
     name: str
     old: nn.Module
     new: nn.Module
     why: str
     note: str = ""
+    effect: str = ""
 
 
 class Plan(tuple[Change, ...]):
-    """Changes; printed, a table, with notes below it on what is not as asked.
+    """Changes; printed, a table, with notes below it on what is not as asked, and on norms that stay.
+
+    ``skipped`` maps the names of norms that stay to the reasons: what would be lost, such as a forward of their own.
 
     Example::
 
@@ -54,20 +62,38 @@ class Plan(tuple[Change, ...]):
         1     BatchNorm2d  IterNorm(8, groups of 8)  all norms
     """
 
+    skipped: Mapping[str, str]
+
+    def __new__(cls, changes: Iterable[Change] = (), skipped: Mapping[str, str] | None = None) -> Plan:
+        """Make a plan of changes, and of the norms that are skipped, by name."""
+        plan = super().__new__(cls, changes)
+        plan.skipped = dict(skipped or {})
+        return plan
+
     def __str__(self) -> str:
         rows = [("name", "old", "new", "why")]
-        notes = list(dict.fromkeys(change.note for change in self if change.note))
+        notes = list(dict.fromkeys(note for change in self for note in (change.note, change.effect) if note))
         marks = {"": "", **{note: f" [{i}]" for i, note in enumerate(notes, 1)}}
-        rows += [(c.name or "(the model)", type(c.old).__name__, _describe(c.new), c.why + marks[c.note]) for c in self]
+        rows += [
+            (
+                c.name or "(the model)",
+                type(c.old).__name__,
+                _describe(c.new),
+                c.why + marks[c.note] + marks[c.effect],
+            )
+            for c in self
+        ]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
-        return "\n".join([*lines, *(f"{marks[note].strip()} {note}" for note in notes)])
+        lines += [f"{marks[note].strip()} {note}" for note in notes]
+        return "\n".join([*lines, *(f"{name or '(the model)'} stays: {why}" for name, why in self.skipped.items())])
 
 
 def plan(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: bool = False, **options: Any) -> Plan:
     """What :func:`whitenorm.convert_` would do, without doing it. The new layers are made, the model is not touched.
 
-    Norms that are already what they would become are left out.
+    Norms that are already what they would become are left out. Those that stay, as replacing them would lose something,
+    are in the plan's ``skipped``, by name, with the reasons.
 
     Args:
         model: any module.
@@ -84,6 +110,11 @@ def plan(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: 
     """
     check_layer(layer, options)
     norms = find_norms(model)
+    if not norms:
+        raise ValueError(
+            f"expected a model with norms (got {type(model).__name__} without any that whitenorm knows: BatchNorm, "
+            "InstanceNorm, GroupNorm, LayerNorm, RMSNorm, or its own); put whitening layers into it by hand"
+        )
     decorrelates = isinstance(where, str) and where.endswith(_FEATURES)
     chosen, why = _choose(model, norms, where.removesuffix(_FEATURES) if isinstance(where, str) else where)
     if not chosen:
@@ -91,19 +122,44 @@ def plan(model: nn.Module, layer: LayerLike, where: Where = "all", *, keep_eps: 
             f"expected where={where!r} to match at least one norm of the model (got none); its norms are:\n"
             f"{_listed(norms)}"
         )
+    others = {name: norms[name] for name in chosen if not _is_plain(layer, norms[name], options)}
+    skipped = _skip(others, where)
+    nearest = nearest_tensors(model)
     changes = []
-    for name in chosen:
-        norm = norms[name]
-        kept = {"eps": norm.eps} if keep_eps and norm.eps is not None and isinstance(layer, str) else {}
-        if not _is_plain(layer, norm, options):
-            changes.append(Change(name, norm.module, *_why(make(layer, norm, {**kept, **options}, name), why)))
+    for name, norm in others.items():
+        if name not in skipped:
+            kept = {"eps": norm.eps} if keep_eps and norm.eps is not None and isinstance(layer, str) else {}
+            new, note = make(layer, norm, {**kept, **options}, name, nearest[norm.module])
+            changes.append(Change(name, norm.module, new, why, "; ".join(filter(None, (note, norm.obstacle)))))
     if decorrelates:
-        changes.append(_before_classifier(model, layer, where, options))
-    return Plan(change for change in changes if not same(change.new, change.old))
+        changes.append(_before_classifier(model, layer, where, options, nearest))
+    changes = [change for change in changes if not same(change.new, change.old)]
+    if any(is_trained(norm.module) for norm in norms.values()):
+        changes = [change._replace(effect=_effect(change)) for change in changes]
+    return Plan(changes, skipped)
 
 
-def _why(made: Made, why: str) -> tuple[nn.Module, str, str]:
-    return made.layer, why, made.note
+REPLACE_ANYWAY = "name such norms one by one, where=[names], to have them replaced all the same"
+
+
+def _skip(norms: dict[str, Norm], where: Where) -> dict[str, str]:
+    """Find the norms that stay, as replacing them would lose something and they are not asked for by their names."""
+    named = () if isinstance(where, str) or callable(where) else where
+    skipped = {name: norm.obstacle for name, norm in norms.items() if name not in named and norm.obstacle}
+    if skipped and len(skipped) == len(norms):
+        raise ValueError(
+            f"expected where={where!r} to match at least one norm that can be replaced without a loss (got none):\n"
+            f"{_reasons(skipped)}\n{REPLACE_ANYWAY}"
+        )
+    return skipped
+
+
+def _effect(change: Change) -> str:
+    if isinstance(change.old, nn.Linear):
+        return describe_effect(change.new.get_submodule("0"), norm_before(change.old), "no norm")
+    norm = as_norm(change.old)
+    assert norm is not None
+    return describe_effect(change.new, norm, type(change.old).__name__)
 
 
 def _is_plain(layer: LayerLike, norm: Norm, options: Options) -> bool:
@@ -115,8 +171,11 @@ def _is_plain(layer: LayerLike, norm: Norm, options: Options) -> bool:
 
 
 def _listed(norms: dict[str, Norm]) -> str:
-    listed = "\n".join(f"  {name or '(the model)'}: {norm.module}" for name, norm in norms.items())
-    return listed or "  none that whitenorm knows: BatchNorm, InstanceNorm, GroupNorm, LayerNorm, RMSNorm or its own"
+    return _reasons({name: str(norm.module) for name, norm in norms.items()})
+
+
+def _reasons(named: Mapping[str, str]) -> str:
+    return "\n".join(f"  {name or '(the model)'}: {words}" for name, words in named.items())
 
 
 def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[list[str], str]:
@@ -136,10 +195,11 @@ def _choose(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[lis
         numbered = [first, *(name for names in blocks for name in names if name != first)]
         numbers = _NUMBERS[where]
         return [name for i, name in enumerate(numbered, 1) if name is not None and numbers(i)], f"recipe {where}"
-    known = ", ".join(f'"{name}"' for name in ("all", "full", "l1", "s1", *_BLOCKS, *_NUMBERS))
+    known = ("all", "full", "l1", "s1", *_BLOCKS, *_NUMBERS)
+    hint = f"; module names come in a list: where=[{where!r}]" if _matching(norms, where) else suggest(where, known)
     raise ValueError(
-        f'expected where to be one of {known}, each also with "+df", a list of module names or patterns, or a filter '
-        f"(module, name) -> bool (got {where!r})"
+        f"expected where to be one of {', '.join(map(repr, known))}, each also with '+df', a list of module names or "
+        f"patterns, or a filter (module, name) -> bool (got {where!r}){hint}"
     )
 
 
@@ -150,16 +210,31 @@ def _by_names(norms: dict[str, Norm], where: Sequence[str]) -> list[str]:
             f"expected where to be a name, a list of module names or patterns, or a filter (module, name) -> bool (got "
             f"{where!r})"
         )
+    if not where:
+        raise ValueError(
+            f"expected at least one module name or pattern in where (got {where!r}); where='all' means every norm"
+        )
     chosen = []
     for pattern in where:
-        found = [name for name in norms if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
-        if not found:
+        matching = _matching(norms, pattern)
+        if not matching:
             raise ValueError(
-                f"expected every name or pattern in where to match a norm (got {pattern!r}, which matches none); the "
-                f"model's norms are:\n{_listed(norms)}"
+                f"expected every name or pattern in where to match a norm (got {pattern!r}, which matches none)"
+                f"{suggest(pattern, _module_names(norms))}; the model's norms are:\n{_listed(norms)}"
             )
-        chosen += found
+        chosen += matching
     return [name for name in norms if name in chosen]
+
+
+def _matching(norms: dict[str, Norm], pattern: str) -> list[str]:
+    return [name for name in norms if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")]
+
+
+def _module_names(norms: dict[str, Norm]) -> set[str]:
+    """The names of the norms, and of the modules that they lie in."""
+    return {
+        ".".join(parts[:depth]) for parts in (name.split(".") for name in norms) for depth in range(1, len(parts) + 1)
+    }
 
 
 # The last linear layer's input is decorrelated too.
@@ -215,7 +290,9 @@ def residual_blocks(model: nn.Module) -> list[list[str]]:
     return blocks
 
 
-def _before_classifier(model: nn.Module, layer: LayerLike, where: Where, options: Options) -> Change:
+def _before_classifier(
+    model: nn.Module, layer: LayerLike, where: Where, options: Options, nearest: Mapping[nn.Module, Tensor]
+) -> Change:
     """The last linear layer, behind a norm of its input; or that norm, where it already has one."""
     linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
@@ -235,14 +312,10 @@ def _before_classifier(model: nn.Module, layer: LayerLike, where: Where, options
     if isinstance(before, Decorrelated):
         norm = as_norm(before[0])
         assert norm is not None
-        return Change(f"{parent}.0", norm.module, *_why(make(layer, norm, options, f"{parent}.0"), why))
-    weight = classifier.weight
-    # Without ε its population is exactly the identity.
-    stand_in = nn.BatchNorm1d(classifier.in_features, eps=0.0, device=weight.device, dtype=weight.dtype)
-    norm = as_norm(stand_in.train(classifier.training))
-    assert norm is not None
-    new, note = make(layer, norm, options, f"{name}.0")
-    return Change(name, classifier, Decorrelated(new, classifier), why, note)
+        new, note = make(layer, norm, options, f"{parent}.0", nearest[norm.module])
+        return Change(f"{parent}.0", norm.module, new, why, note)
+    new, note = make(layer, norm_before(classifier), options, f"{name}.0", classifier.weight)
+    return Change(name, classifier, put_before(Decorrelated, new, classifier), why, note)
 
 
 def _describe(module: nn.Module) -> str:

@@ -13,7 +13,7 @@ from whitenorm.core.check import root_divisor
 from whitenorm.layers.base import PopulationWhitening, Whitening
 from whitenorm.models.layers import LayerLike, Made, Options, of_channels, of_function, of_tokens, options_of
 from whitenorm.models.norms import BATCH, Norm, Population
-from whitenorm.models.parts import Activated
+from whitenorm.models.parts import Activated, put_before
 
 _DIMENSIONS = {kind.__name__: kind for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)}
 _HOOKS = (
@@ -28,18 +28,54 @@ _HOOKS = (
 )
 
 
-def make(layer: LayerLike, norm: Norm, options: Options, name: str = "") -> Made:
-    """The new layer in a norm's place: its parameters, population, device, dtype, mode, momentum and activation."""
+def make(layer: LayerLike, norm: Norm, options: Options, name: str, like: Tensor) -> Made:
+    """The new layer in a norm's place: its parameters, population, device, dtype, mode, momentum and activation.
+
+    ``like`` is a tensor of the norm's device and dtype; see :func:`nearest_tensors`.
+    """
     new, note = _new(layer, norm, options)
-    tensor = next((value for value in _tensors(norm.module) if value.is_floating_point()), torch.empty(0))
-    new.to(device=tensor.device, dtype=tensor.dtype)
+    new.to(device=like.device, dtype=like.dtype)
+    if not any(tensor.is_floating_point() for tensor in _tensors(new)):
+        new._like = torch.empty(0, dtype=like.dtype, device=like.device)
     _take_parameters(new, norm)
     _take_population(new, norm)
+    take_origin(new, norm, name)
+    new.train(norm.module.training)
+    placed = put_before(Activated, new, *norm.activation) if norm.activation else new
+    return Made(placed, note or _lost(new, norm))
+
+
+def nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
+    """Map each module to a floating-point tensor of its device and dtype.
+
+    The tensor is the module's own, otherwise that of the nearest module registered before it, otherwise the first one
+    of the model. A conversion leaves one at layers without any, for models that have no other.
+    """
+    first = next(filter(Tensor.is_floating_point, (*model.parameters(), *model.buffers())), None)
+    nearest: dict[nn.Module, Tensor] = {}
+    for module in model.modules():
+        first = next(filter(Tensor.is_floating_point, _tensors(module)), first)
+        nearest[module] = getattr(module, "_like", torch.empty(0)) if first is None else first
+    return nearest
+
+
+def norm_before(linear: nn.Linear) -> Norm:
+    """A BatchNorm of a linear layer's input that changes nothing: without ε its population is exactly the identity."""
+    weight = linear.weight
+    norm = nn.BatchNorm1d(linear.in_features, eps=0.0, device=weight.device, dtype=weight.dtype)
+    return Norm(norm.train(linear.training), "batch", (linear.in_features,))
+
+
+def take_origin(new: nn.Module, norm: Norm, name: str) -> None:
+    """Let a layer know its name in the model, and the norm it was made from: its class, ε and process group."""
+    old = norm.module
     if isinstance(new, Whitening):
         new.name_in_model = name
-        new.replaces = getattr(norm.module, "replaces", "") or type(norm.module).__name__
-    new.train(norm.module.training)
-    return Made(Activated(new, *norm.activation) if norm.activation else new, note or _lost(norm))
+        new.replaces = getattr(old, "replaces", "") or type(old).__name__
+        eps = norm.eps if norm.kind == "batch" and norm.eps is not None else new.batch_norm_eps
+        new.batch_norm_eps = getattr(old, "batch_norm_eps", eps)
+    if isinstance(new, PopulationWhitening):
+        _take_process_group(new, old)
 
 
 def _new(layer: LayerLike, norm: Norm, options: Options) -> Made:
@@ -92,11 +128,10 @@ def _batch_norm(norm: Norm) -> tuple[type[nn.Module] | None, Options]:
     return next((_DIMENSIONS[name] for name in names if name in _DIMENSIONS), None), {}
 
 
-def _lost(norm: Norm) -> str:
+def _lost(new: nn.Module, norm: Norm) -> str:
     """What of the norm cannot be taken over, with the remedy."""
-    if "forward" in vars(norm.module):
-        return "its forward was replaced by another, which does not carry over; convert before that is done"
-    if norm.kind == "batch" and not isinstance(norm.module, (BATCH, PopulationWhitening)):
+    frozen = norm.kind == "batch" and not isinstance(norm.module, (BATCH, PopulationWhitening))
+    if frozen and isinstance(new, (BATCH, PopulationWhitening)):
         return "a frozen norm becomes one with batch statistics in training; eval() of the layer keeps it fixed"
     return ""
 
@@ -116,24 +151,36 @@ def same(new: nn.Module, old: nn.Module) -> bool:
 def _take_parameters(new: nn.Module, norm: Norm) -> None:
     """The old parameters themselves, so that an optimizer that has them goes on with them."""
     for name, parameter in new.named_parameters(recurse=False):
-        old = {"weight": norm.weight, "bias": norm.bias}.get(name, getattr(norm.module, name, None))
+        old = _parameter(norm, name)
         if isinstance(old, nn.Parameter) and old.shape == parameter.shape:
             new.register_parameter(name, old)
-        elif isinstance(old, Tensor) and old.numel() == parameter.numel():
+        elif old is not None and old.numel() == parameter.numel():
             parameter.copy_(old.reshape(parameter.shape))
+    take_requires_grad(new, norm)
+
+
+def take_requires_grad(new: nn.Module, norm: Norm) -> None:
+    """Let a layer learn what the norm learned; a frozen norm's layer is frozen, whatever parameters it has."""
+    affine = [tensor for tensor in (norm.weight, norm.bias) if tensor is not None]
+    frozen = bool(affine) and not any(tensor.requires_grad for tensor in affine)
+    for name, parameter in new.named_parameters(recurse=False):
+        old = _parameter(norm, name)
+        if old is not None:
             parameter.requires_grad_(old.requires_grad)
-        elif old is None and name == "weight":
-            # A norm with β alone.
-            parameter.requires_grad_(False)
+        else:
+            # A norm may have β alone.
+            parameter.requires_grad_(not frozen and not (affine and name == "weight"))
+
+
+def _parameter(norm: Norm, name: str) -> Tensor | None:
+    old = getattr(norm, name) if name in ("weight", "bias") else getattr(norm.module, name, None)
+    return old if isinstance(old, Tensor) else None
 
 
 @torch.no_grad()
 def _take_population(new: nn.Module, norm: Norm) -> None:
     old = norm.module
     if isinstance(new, PopulationWhitening):
-        if norm.kind == "batch":
-            new.batch_norm_eps = getattr(old, "batch_norm_eps", getattr(old, "eps", new.batch_norm_eps))
-        _take_process_group(new, old)
         if new.track_running_stats:
             _set_whitening(new, norm)
     elif isinstance(new, BATCH) and new.track_running_stats:

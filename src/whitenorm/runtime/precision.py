@@ -19,6 +19,17 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def to_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64: on its own device, or on the CPU if the device has no float64.
+
+    Example::
+
+        >>> to_float64(torch.ones(2, dtype=torch.float16))
+        tensor([1., 1.], dtype=torch.float64)
+    """
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
 def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast leaves the products on this tensor's device alone."""
     device = tensor.device.type

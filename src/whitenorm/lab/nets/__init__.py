@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whitenorm.lab.near import near
+from whitenorm.core.suggest import suggest
 from whitenorm.lab.nets import plain, vgg
 from whitenorm.lab.nets.calibration import batch_norm_outputs, match_
 from whitenorm.lab.nets.mlp import mlp
@@ -142,7 +142,7 @@ def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.
         families = [family for family in families if any(re.fullmatch(pattern, family) for pattern in _PATTERNS)]
         raise ValueError(
             f"expected a net such as {', '.join(NETS)}, torchvision's or {_TIMM}NAME (got {name!r})"
-            f"{near(name, {*NETS, *families, *list_models()})}"
+            f"{suggest(name, {*NETS, *families, *list_models()})}"
         )
     if shape[0] != 3:
         raise ValueError(f"expected images of 3 channels for torchvision's {name} (got {shape[0]}); use another net")
@@ -153,7 +153,7 @@ def _torchvision(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.
 def _timm(classes: int, shape: tuple[int, int, int], *, name: str) -> nn.Module:
     timm = needed("timm", f"{_TIMM}{name}")
     if not timm.is_model(name):
-        raise ValueError(f"expected a net of timm (got {name!r}){near(name, timm.list_models())}")
+        raise ValueError(f"expected a net of timm (got {name!r}){suggest(name, timm.list_models())}")
     options: dict[str, Any] = {"num_classes": classes, "in_chans": shape[0]}
     pretrained = timm.get_pretrained_cfg(name)
     if pretrained is not None and pretrained.fixed_input_size:

@@ -35,11 +35,13 @@ def place_(model: nn.Module, norm: LayerLike, where: Where = "all", **options: A
     """
     if isinstance(norm, str) and norm not in NAMES:
         raise ValueError(f"expected norm to be one of {', '.join(NAMES)} (got {norm!r})")
-    if norm == "none":
-        return convert_(model, lambda width: nn.Identity(), where) if find_norms(model) else model
-    if norm == "in":
-        return convert_(model, partial(_instance, options), where)
     with warnings.catch_warnings():
+        # Networks of the lab that have trained weights are calibrated or trained after this.
+        warnings.filterwarnings("ignore", "this model is trained")
+        if norm == "none":
+            return convert_(model, lambda width: nn.Identity(), where) if find_norms(model) else model
+        if norm == "in":
+            return convert_(model, partial(_instance, options), where)
         # "bn" with nothing else asked for is what the model has.
         if norm == "bn":
             warnings.filterwarnings("ignore", "nothing is converted")

@@ -11,9 +11,9 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from whitenorm.core.suggest import suggest
 from whitenorm.lab.experiments import EXPERIMENTS
 from whitenorm.lab.experiments.not_built import NOT_BUILT
-from whitenorm.lab.near import near
 from whitenorm.lab.reproduce.experiment import SCALES, Experiment
 from whitenorm.lab.reproduce.outcomes import explained, rule_of, took
 from whitenorm.lab.reproduce.progress import shown
@@ -48,7 +48,7 @@ class Reproduce:
     def __post_init__(self) -> None:
         unknown = [name for name in self.ids if name not in EXPERIMENTS]
         if unknown:
-            hint = "".join(near(name, EXPERIMENTS) for name in unknown)
+            hint = "".join(suggest(name, EXPERIMENTS) for name in unknown)
             raise ValueError(
                 f"expected experiments that whitenorm reproduce --list shows (got {', '.join(unknown)}){hint}"
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from whitenorm.lab.near import near
+from whitenorm.core.suggest import suggest
 from whitenorm.lab.reproduce.claims import linked
 from whitenorm.lab.reproduce.outcomes import Outcome, tally
 
@@ -34,7 +34,7 @@ def with_found(path: Path, outcomes: list[Outcome]) -> str:
         names = match[2].split()
         unknown = [name for name in names if name not in entries]
         if unknown:
-            hint = "".join(near(name, entries) for name in unknown)
+            hint = "".join(suggest(name, entries) for name in unknown)
             raise ValueError(f"expected experiments in {match[1]} of {path} (got {', '.join(unknown)}){hint}")
         return f"{match[1]}{'; '.join(_found(entries[name], path.parent) for name in names)}{match[3]}"
 

@@ -14,7 +14,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
-from whitenorm.lab.near import near
+from whitenorm.core.suggest import suggest
 from whitenorm.lab.nets import place_
 from whitenorm.lab.tasks.detection import weights
 from whitenorm.lab.tasks.detection.config import FROZEN, Detection
@@ -81,7 +81,7 @@ def _backbone(config: Detection, state: Mapping[str, Tensor] | None) -> resnet.R
     if config.net not in names:
         raise ValueError(
             f"expected a residual net of torchvision as backbone: {', '.join(names)} (got {config.net!r})"
-            f"{near(config.net, names)}"
+            f"{suggest(config.net, names)}"
         )
     net = get_model(config.net, weights=None)
     # Weights of BatchNorm are converted with the net, others belong to the converted one.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from whitenorm.lab.near import near
+from whitenorm.core.suggest import suggest
 from whitenorm.lab.nets import pretrained
 
 STRIDES = (8, 16, 32)
@@ -63,7 +63,7 @@ def _resnet(name: str, stride: int) -> Backbone:
     known = list_models(include=["resnet*", "resnext*", "wide_resnet*"])
     if name not in known:
         raise ValueError(
-            f"expected a ResNet of torchvision, {', '.join(known)}, or {_TIMM}NAME (got {name!r}){near(name, known)}"
+            f"expected a ResNet of torchvision, {', '.join(known)}, or {_TIMM}NAME (got {name!r}){suggest(name, known)}"
         )
     try:
         net = get_model(name, weights=None, replace_stride_with_dilation=[False, stride < 16, stride < 32])
@@ -79,7 +79,7 @@ def _resnet(name: str, stride: int) -> Backbone:
 def _timm(name: str, stride: int, width: int | None) -> Backbone:
     timm = pretrained.needed("timm", f"{_TIMM}{name}")
     if not timm.is_model(name):
-        raise ValueError(f"expected a net of timm (got {name!r}){near(name, timm.list_models())}")
+        raise ValueError(f"expected a net of timm (got {name!r}){suggest(name, timm.list_models())}")
     options: dict[str, Any] = {} if width is None else {"channels": tuple(width * part for part in _STAGES)}
     try:
         net = timm.create_model(name, features_only=True, out_indices=(-2, -1), output_stride=stride, **options)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from whitenorm.core.suggest import suggest
 from whitenorm.lab.data import ROOT_VARIABLE, root_folder
-from whitenorm.lab.near import near
 from whitenorm.lab.tasks.segmentation.classes import (
     CAMVID,
     CITYSCAPES,
@@ -64,7 +64,7 @@ def load(name: str, root: Path | None = None) -> SceneSet:
     if name.startswith(FOLDER):
         return _folder(name, Path(name.removeprefix(FOLDER)))
     if name not in NAMES:
-        raise ValueError(f"expected a set of {', '.join(NAMES)} or {FOLDER}PATH (got {name!r}){near(name, NAMES)}")
+        raise ValueError(f"expected a set of {', '.join(NAMES)} or {FOLDER}PATH (got {name!r}){suggest(name, NAMES)}")
     root = root_folder(root)
     if root is None:
         raise OSError(f"{name} needs a data root: pass --data or set ${ROOT_VARIABLE}. {_ORIGINS[name]}")
