@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from whitenorm.layers.base import ChannelWhitening, PopulationWhitening
+from whitenorm.layers.base import ChannelWhitening, PopulationWhitening, Whitening
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.models.parts import LayerWhitening2d
 from whitenorm.runtime.precision import to_float64
@@ -160,7 +160,7 @@ def _has_known_forward(norm: Norm) -> bool:
 
 def _extra_tensors(module: nn.Module) -> list[str]:
     """The parameters and buffers of a norm that a layer in its place would not have."""
-    if isinstance(module, (Whitening, LayerWhitening)):
+    if isinstance(module, Whitening):
         return []
     names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     return [name for name in names if name not in _TAKEN and name.partition(".")[0] not in _ACTIVATION]
