@@ -48,7 +48,7 @@ def test_a_layer_knows_its_name_in_a_converted_model():
 
 def test_the_base_class_is_not_a_layer_of_a_record():
     record = {"0": {"layer": "Whitening", "arguments": {}}}
-    with pytest.raises(ValueError, match="expected a layer of whitenorm"):
+    with pytest.raises(ValueError, match="expected layer to be one of BatchWhitening"):
         whitenorm.load_converted(nn.Sequential(nn.BatchNorm2d(8)), {}, record)
 
 

@@ -24,6 +24,7 @@ from whitenorm.runtime.precision import to_float64
 # timm's norms with an activation, which forward applies after BatchNorm.
 _ACTIVATED = ("BatchNormAct2d.forward", "SyncBatchNormAct.forward")
 _FORWARDS = (BatchWhitening.forward, BATCH.forward, nn.SyncBatchNorm.forward)
+_CALLS = (nn.Module.__call__, Whitening.__call__)
 _SHAPES = {2: "vectors (N, C)", 3: "3D input (N, C, L)", 4: "4D input (N, C, H, W)", 5: "5D input (N, C, D, H, W)"}
 # Names in a warning; a large model has hundreds.
 _SHOWN = 8
@@ -175,7 +176,7 @@ def _obstacle(layer: Any) -> str:
 def _has_known_forward(layer: nn.Module) -> bool:
     kind = type(layer)
     known = kind.forward in _FORWARDS or _is_activated(layer)
-    return known and "forward" not in vars(layer) and kind.__call__ is nn.Module.__call__
+    return known and "forward" not in vars(layer) and kind.__call__ in _CALLS
 
 
 def _is_activated(layer: nn.Module) -> bool:
