@@ -1,6 +1,7 @@
 """Random layers on random inputs, compared with the papers' formulas in float64: ``make fuzz MINUTES=10``.
 
-A third of the time goes to training steps over ranks (``fuzz_ranks.py``).
+A quarter of the time goes to training steps over ranks (``fuzz_ranks.py``), another to layers that are compiled,
+exported or traced with an operation in place behind them (``fuzz_compiled.py``).
 
 A case is a function of its seed: layer, solver, mode, dtype, shape, strides, scale, offset, condition, ε, degeneracy.
 Outputs, every gradient and the running statistics are compared with ``reference.py``, given the same rounded input.
@@ -23,6 +24,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
+import fuzz_compiled
 import fuzz_ranks
 import reference
 import torch
@@ -241,11 +243,11 @@ def main():
     parser.add_argument("--minutes", type=float, help="for how long; a minute if no number of cases is given")
     parser.add_argument("--cases", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; one case is --seed S --cases 1")
-    parser.add_argument("--kind", choices=["layers", "ranks"], help="run cases of one kind only")
+    parser.add_argument("--kind", choices=list(KINDS), help="run cases of one kind only")
     options = parser.parse_args()
     minutes = 1 if options.minutes is None and options.cases is None else options.minutes
     failed = False
-    for kind, share, run_kind in (("layers", 2 / 3, fuzz_layers), ("ranks", 1 / 3, fuzz_over_ranks)):
+    for kind, (share, run_kind) in KINDS.items():
         if options.kind in (None, kind):
             seconds = None if minutes is None else 60 * minutes * (share if options.kind is None else 1)
             failed |= run_kind(options.seed, options.cases, seconds)
@@ -270,6 +272,19 @@ def fuzz_over_ranks(first, cases, seconds):
         print(deviation)
     print(f"{number:7} cases of {fuzz_ranks.WORLD} ranks, {len(deviations)} deviations, largest error {worst:.1e}")
     return bool(deviations)
+
+
+def fuzz_compiled_layers(first, cases, seconds):
+    """Run cases of compiled layers and print what was found; whether any deviates."""
+    number, deviations = fuzz_compiled.fuzz(first, cases, seconds)
+    for deviation in deviations:
+        print(deviation)
+    print(f"{number:7} cases of compiled layers, {len(deviations)} deviations")
+    return bool(deviations)
+
+
+# Each with its share of the time.
+KINDS = {"layers": (0.5, fuzz_layers), "ranks": (0.25, fuzz_over_ranks), "compiled": (0.25, fuzz_compiled_layers)}
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The fuzzer: some cases of it, and that it can fail."""
 
 import fuzz
+import fuzz_compiled
 import fuzz_ranks
 import pytest
 import ranks
 import torch
 
-from whitenorm.core import whiten
+from whitenorm.core import fixed, whiten
 from whitenorm.kernels import choice
 from whitenorm.solvers import spectral
 
@@ -75,3 +76,23 @@ def test_wrong_results_over_ranks_are_found(monkeypatch):
             assert len(fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]) > 10, name
     monkeypatch.setattr(whiten, "check_counted", lambda *_: None)
     assert any("no error for a single value" in line for line in fuzz_ranks.compare_all(0, 1, 0, cases=20)[1])
+
+
+def test_no_compiled_layer_deviates():
+    assert fuzz_compiled.fuzz(0, 12, None) == (12, [])
+
+
+def test_a_layer_that_returns_a_view_is_found(monkeypatch):
+    """Compilers refuse to change the output of an autograd function in place where it is a view."""
+
+    right = whiten.written
+
+    def wrong(step, layout, like, *given):
+        if torch.compiler.is_compiling():
+            return layout.join(step(*given, None), like)
+        return right(step, layout, like, *given)
+
+    for module in (whiten, fixed):
+        monkeypatch.setattr(module, "written", wrong)
+    seeds = [seed for seed in range(100) if fuzz_compiled.draw(seed).tool in ("compile", "export")][:6]
+    assert sum(bool(fuzz_compiled.run(seed)) for seed in seeds) >= 3
