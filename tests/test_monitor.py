@@ -199,7 +199,7 @@ def test_a_compiled_function_that_calls_the_model_is_no_silence(compiled_before)
         with pytest.warns(UserWarning, match="not from inside a compiled function"), monitor(model, Kept()):
             step(torch.randn(32, 8))
     else:
-        with pytest.raises(AssertionError, match="set_stance"), monitor(model, Kept()):
+        with pytest.raises((AssertionError, RuntimeError), match="set_stance"), monitor(model, Kept()):
             step(torch.randn(32, 8))
     assert not hooks_of(model)
 
@@ -358,6 +358,20 @@ def test_two_monitors_on_one_model():
         train(model, 1)
     assert [row.memory_share for row in outer.last] == [row.memory_share for row in inner.last]
     assert all(row.memory_share > 0 for row in inner.last)
+
+
+def test_the_compiler_is_back_after_two_monitors_on_one_model():
+    torch._dynamo.reset()
+    model, calls = net(), []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    with monitor(model, Kept()), monitor(model, Kept()):
+        train(model, 1)
+    torch.compile(lambda x: 2 * x, backend=backend)(torch.ones(2))
+    assert len(calls) == 1
 
 
 def test_too_few_values_to_measure_by_are_no_warning():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from whitenorm.diagnostics.measuring import UNMEASURED, measured
 from whitenorm.diagnostics.reports import Inspection
-from whitenorm.diagnostics.watching import Watch, norms_of
+from whitenorm.diagnostics.watching import Watch, norms_of, without_compiler
 from whitenorm.diagnostics.wrappers import plain_name
 from whitenorm.layers.base import unchanged_buffers
 
@@ -46,9 +45,7 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
         stack.enter_context(_unchanged_random(model))
         stack.enter_context(unchanged_buffers(model))
         stack.enter_context(_unchanged_gradients(model, batch))
-        # Compiled code skips hooks; where the compiler was never loaded, which takes seconds, there is none.
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(without_compiler())
         with torch.no_grad(), watch.clock():
             _call(model, batch)
         stack.callback(watch.release)

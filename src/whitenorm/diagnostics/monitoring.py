@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from whitenorm.diagnostics.advice import FEW
 from whitenorm.diagnostics.destinations import Write, destination
 from whitenorm.diagnostics.measuring import measured
 from whitenorm.diagnostics.reports import Inspection, LayerReport
-from whitenorm.diagnostics.watching import Watch, norms_of
+from whitenorm.diagnostics.watching import Watch, norms_of, without_compiler
 from whitenorm.diagnostics.wrappers import called_module, inner_module, plain_name
 
 # The share of the time that watching may take.
@@ -59,9 +58,7 @@ class Monitor:
         self._count += 1
         if due:
             self._watch, self._complete = Watch(self._layers), False
-            # Compiled code skips hooks; where the compiler was never loaded, which takes seconds, there is none.
-            if "torch._dynamo" in sys.modules:
-                self._forward.enter_context(torch.compiler.set_stance("force_eager"))
+            self._forward.enter_context(without_compiler())
             self._forward.enter_context(self._watch.features())
             if memory:
                 self._forward.enter_context(self._watch.memory(self._model))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,30 @@ from whitenorm.layers import Whitening
 _BATCH = nn.modules.batchnorm._BatchNorm
 _INSTANCE = nn.modules.instancenorm._InstanceNorm
 _NORMS = (Whitening, _BATCH, _INSTANCE, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+# How many contexts run without the compiler, and the one that they share.
+_without_compiler = 0
+_eager = ExitStack()
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """A context in which compiled models run eagerly, as compiled code skips hooks.
+
+    Contexts may end in any order, as those of several monitors do: the last one restores the compiler.
+    """
+    global _without_compiler
+    # Where the compiler was never loaded, which takes seconds, nothing is compiled.
+    if _without_compiler == 0 and "torch._dynamo" in sys.modules:
+        _eager.enter_context(torch.compiler.set_stance("force_eager"))
+    _without_compiler += 1
+    try:
+        yield
+    finally:
+        _without_compiler -= 1
+        if _without_compiler == 0:
+            _eager.close()
 
 
 def norms_of(model: nn.Module) -> dict[nn.Module, str]:
