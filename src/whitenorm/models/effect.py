@@ -1,4 +1,4 @@
-"""What a conversion changes in the output of a trained model."""
+"""The effect of a conversion on the output of a trained model."""
 
 from __future__ import annotations
 

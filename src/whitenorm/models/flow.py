@@ -36,7 +36,7 @@ NO_PRODUCER = "its input is not the output of a convolution or linear layer"
 
 
 class Source(NamedTuple):
-    """What is known of a layer's input.
+    """The source of a layer's input, as far as it is known.
 
     ``producer`` is the module that makes it for this layer alone; where there is none, ``why`` says why. The spatial
     ``dimensions`` are None where they are not known; vectors ``(N, C)`` have none, which is 0. A layer that is more
@@ -142,7 +142,7 @@ class Flow:
         return closed
 
     def source(self, name: str) -> Source:
-        """What is known of the input of a layer."""
+        """Return the source of a layer's input."""
         layer = self.modules[name]
         calls = self.calls[layer]
         if self.reads[layer]:
@@ -175,7 +175,7 @@ class Flow:
         return Source(None if why else target, dimensions, why)
 
     def _other_use(self, producer: nn.Module, node: fx.Node, layer: nn.Module) -> str:
-        """What else the output, or the weight, of the module before a layer is used for; empty if it is nothing."""
+        """Describe other uses of the output or weight of the module before a layer; empty if there are none."""
         calls = self.calls[producer]
         if len(calls) > 1:
             return "the layer before it is called more than once"

@@ -86,7 +86,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
 
 
 class _Step(NamedTuple):
-    """What becomes of a layer: merged into a producer, a map of its own, or left as it is; and why not merged."""
+    """The decision for one layer: merge it into a producer, make it a map of its own, or keep it; and why not merged."""
 
     source: Source
     folds: bool
@@ -97,7 +97,7 @@ class _Step(NamedTuple):
 
 
 def _plan(model: nn.Module, layers: dict[str, Any], dense: bool) -> dict[str, _Step]:
-    """What is to become of each layer, by name."""
+    """Decide for each layer, by name."""
     obstacles = {name: _obstacle(layer) for name, layer in layers.items()}
     # A layer that is the whole model has nothing before it.
     within = {name: layer for name, layer in layers.items() if name and not obstacles[name]}
@@ -214,7 +214,7 @@ def _parameter_dtype(layer: Any) -> torch.dtype | None:
 
 
 def _rest(layer: nn.Module, producer: Any) -> nn.Module:
-    """What is left where a layer was: a check, and the activation that timm has fused with a BatchNorm."""
+    """Make the module that stays in a merged layer's place: a check, and the activation of timm's norms."""
     ndim = 2 if isinstance(producer, nn.Linear) else producer.weight.ndim
     norm = as_norm(layer)
     activation = norm.activation if norm is not None and _is_activated(layer) else []
@@ -339,7 +339,7 @@ def _check_shape(input: Tensor, expected: str, ndim: int) -> None:
 
 
 class BatchedIdentity(nn.Identity):
-    """What is left of a merged layer: a check of its input's dimensions, as others would have been whitened otherwise.
+    """Identity in the place of a merged layer, with a check of its input's dimensions: others were whitened otherwise.
 
     Args:
         ndim: dimensions of the input, the batch's included.

@@ -67,14 +67,14 @@ class _Tracer(fx.Tracer):
     def record(self, module: nn.Module, arguments: dict[str, Any]) -> Trace:
         names = {id(part): name for name, part in module.named_modules() if self._is_leaf(part)}
         self._reads = {part: set() for part in names}
-        with self._recorded_reads(), warnings.catch_warnings():
+        with self._record_reads(), warnings.catch_warnings():
             # What is worth a warning to the user comes again when the model is run.
             warnings.simplefilter("ignore")
             graph = self.trace(module, arguments)
         return Trace(graph, {names[part]: read for part, read in self._reads.items()}, self._kept())
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        with self._paused():
+        with self._pause_recording():
             known = self._is_leaf(m) or type(m) in self._opaque
             return known or super().is_leaf_module(m, module_qualified_name)
 
@@ -104,7 +104,7 @@ class _Tracer(fx.Tracer):
         return {node for node, proxy in self._proxies if proxy() is not None}
 
     @contextmanager
-    def _recorded_reads(self) -> Iterator[None]:
+    def _record_reads(self) -> Iterator[None]:
         """Patch attribute access of modules for the time of the trace, as fx patches their calls."""
 
         def read(part: nn.Module, name: str) -> Any:
@@ -120,7 +120,7 @@ class _Tracer(fx.Tracer):
             del nn.Module.__getattribute__
 
     @contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _pause_recording(self) -> Iterator[None]:
         before, self._is_recording = self._is_recording, False
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the entries of COCO's lists must hold: a table of fields, and the outlines that masks are drawn from."""
+"""Tables of the fields that entries of COCO's lists must have, and checks of the outlines that masks are drawn from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIGITS, _MORE, _SIGN = 31, 32, 16
 
 
 class Field(NamedTuple):
-    """What is expected of a field, in words and as a test; one that is not required may be missing."""
+    """An expectation of a field, in words and as a test; a field that is not required may be missing."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -169,4 +169,4 @@ FIELDS: dict[str, dict[str, Field]] = {
         "segmentation": Field("polygons of x and y, or run lengths", _is_outline, required=False),
     },
 }
-"""Of each list, the fields that are read."""
+"""The fields that are read, per list."""
