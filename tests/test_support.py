@@ -3,6 +3,7 @@
 import pytest
 import ranks
 import support
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +20,8 @@ def test_the_table_has_all_layers_and_tools(table):
     "tool", [pytest.param(tool, marks=ranks.needs_fsdp) if tool == "FSDP2" else tool for tool in support.TOOLS]
 )
 def test_the_page_says_what_each_tool_does(tool, table):
+    if tool == "`torch.export`" and not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("this version of torch cannot export an autograd function of any batch size in training mode")
     if tool == "ONNX":
         pytest.importorskip("onnxscript")
         pytest.importorskip("onnxruntime")

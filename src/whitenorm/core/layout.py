@@ -23,7 +23,7 @@ class Layout(NamedTuple):
     in memory; if all samples are ``pooled`` in one statistic, they are then one long run, ``(1, G, K, 1, N·P)``. A
     ``copied`` x lies one channel after the other: with all samples of each, where they are pooled, in one run again,
     or, across groups, in each sample. The ``dual`` of vectors across groups has K and J exchanged; see
-    :mod:`whitenorm.kernels.torch.dual`.
+    :mod:`whitenorm.kernels.torch.dual`. Outputs are ``channels_last`` where inputs are.
     """
 
     groups: int
@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     across: bool = False
     dual: bool = False
     copied: bool = False
+    channels_last: bool = False
 
     def split(self, x: Tensor) -> Tensor:
         """``(N, C, ...)`` as ``(N, G, K, J, P)``."""
@@ -60,7 +61,7 @@ class Layout(NamedTuple):
             joined = y.squeeze(3).permute(0, 3, 1, 2).reshape(n, *sizes, channels).movedim(last, 1)
         else:
             joined = (y.transpose(2, 3) if self.dual else y).reshape(like.shape)
-        if channels_last(like):
+        if self.channels_last:
             return joined.movedim(1, last).contiguous().movedim(last, 1)
         return joined.contiguous()
 
@@ -69,7 +70,7 @@ class Layout(NamedTuple):
 
         The second is the split view of the first, or, where there is no such view, a tensor that :meth:`fill` copies.
         """
-        whole = _empty_channels_last(like) if channels_last(like) else like.new_empty(like.shape)
+        whole = _empty_channels_last(like) if self.channels_last else like.new_empty(like.shape)
         if not self.copied:
             return whole, self.split(whole)
         n, channels, *sizes = like.shape
@@ -134,9 +135,10 @@ def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = 
         >>> channel_groups(x, 3, pooled=True).split(x).shape
         torch.Size([1, 2, 3, 1, 8])
     """
-    rows = not as_it_lies and channels_last(x)
+    last = channels_last(x)
+    rows = not as_it_lies and last
     copied = not as_it_lies and not rows and pooled and _few_positions(x, group_size)
-    return Layout(x.shape[1] // group_size, group_size, rows, pooled, copied=copied)
+    return Layout(x.shape[1] // group_size, group_size, rows, pooled, copied=copied, channels_last=last)
 
 
 def _few_positions(x: Tensor, features: int) -> bool:
@@ -164,9 +166,10 @@ def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, as_it_lies: boo
     """
     vectors = math.prod(x.shape[2:]) == 1
     # In (N, C) the channels are one run of memory either way.
-    copied = channels_last(x) and not vectors and not as_it_lies
+    last = channels_last(x)
+    copied = last and not vectors and not as_it_lies
     dual = may_be_dual and vectors and num_groups * num_groups > x.shape[1]
-    return Layout(1, num_groups, across=True, dual=dual, copied=copied)
+    return Layout(1, num_groups, across=True, dual=dual, copied=copied, channels_last=last)
 
 
 def channels_last(x: Tensor) -> bool:

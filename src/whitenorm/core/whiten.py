@@ -184,7 +184,9 @@ class _Whiten(torch.autograd.Function):
             # It can be mixed again from the moments, which are kept, where operations cost less than memory.
             kept = tuple([None if tensor is cov else tensor for tensor in kept])
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
+        if not is_transformed():
+            # The vmap of older versions cannot batch gradients that are None.
+            ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, mean, *rest[: mixed or 0], *kept)
 
     @staticmethod

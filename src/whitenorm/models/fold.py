@@ -86,7 +86,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
 
 
 class _Step(NamedTuple):
-    """The decision for one layer: merge it into a producer, make it a map of its own, or keep it; and why not merged."""
+    """The decision for a layer: merge it into a producer, make it a map of its own, or keep it; and why not merged."""
 
     source: Source
     folds: bool

@@ -17,7 +17,7 @@ def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
 
     Transforms need such functions, but PyTorch asks for the signature of each at every call, which takes as long as
     several operations. Where no transform is at work, the same function with forward and context in one is called.
-    TorchScript's tracer gets the operations themselves.
+    TorchScript's tracer and ``torch.export`` get the operations themselves.
 
     A function's derivative in forward mode is named ``forward_derivative``, not ``jvp``, as compilers refuse functions
     that have a ``jvp``.

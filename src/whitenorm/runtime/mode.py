@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
+# torch 2.6 does not tell of an export.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 # Parsed once: it takes longer than all else here.
 _OLDER_VMAP = torch._C._dispatch_key_parse("VmapMode")
 
@@ -33,8 +35,11 @@ def is_forward_mode() -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether TorchScript's tracer records, which knows plain operations, and no functions of our own."""
-    return torch.jit.is_tracing()  # type: ignore[attr-defined]
+    """Whether TorchScript's tracer or ``torch.export`` records: plain operations, and no functions of our own.
+
+    An export keeps no gradient of ours, but would wrap an autograd function's forward in ``no_grad``.
+    """
+    return bool(_is_exporting()) or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def may_read_values(x: torch.Tensor) -> bool:
