@@ -38,6 +38,9 @@ from whitenorm.solvers import PCA, ZCA
 
 # A random perturbation misses the worst direction, and K-term sums round K times.
 SLACK = 16
+# Two are enough for most cases. Where an error exceeds what they allow, more are drawn before it counts as a deviation:
+# in one of some ten thousand cases both directions happen to be insensitive ones.
+PERTURBATIONS = (2, 30)
 # float64 has only float64 to be compared with: the roundoff of a formula that is not arranged to be stable.
 ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-40}
 
@@ -154,21 +157,24 @@ def run(seed):
     posed = seen.known(roundoff) and not (layer.solver == PCA() and seen.gap < 1e-3)
     if overflow or not posed:
         return [], "finite"
-    response = responses(naive, before, x64, grad64, exact, roundoff, case, generator)
-    deviations = []
-    for name, result in exact.items():
-        allowed = SLACK * (response[name].item() + roundoff * size_of(name, exact, layer, seen, grad64))
-        allowed += own_rounding(case, name) * result.abs().max().item()
-        error = (actual[name].double() - result).abs().max().item()
-        if not error <= allowed:
-            deviations.append(Deviation(seed, name, error / allowed, case))
+    for perturbations in PERTURBATIONS:
+        response = responses(naive, before, x64, grad64, exact, roundoff, case, generator, perturbations)
+        deviations = []
+        for name, result in exact.items():
+            allowed = SLACK * (response[name].item() + roundoff * size_of(name, exact, layer, seen, grad64))
+            allowed += own_rounding(case, name) * result.abs().max().item()
+            error = (actual[name].double() - result).abs().max().item()
+            if not error <= allowed:
+                deviations.append(Deviation(seed, name, error / allowed, case))
+        if not deviations:
+            break
     return deviations, "compared"
 
 
-def responses(naive, before, x, grad, exact, roundoff, case, generator):
-    """By how much each result moves when what it rests on is off by its roundoff."""
+def responses(naive, before, x, grad, exact, roundoff, case, generator, perturbations):
+    """By how much each result moves when what it rests on is off by its roundoff: the most of some perturbations."""
     response = {name: torch.zeros(()) for name in exact}
-    for _ in range(2):
+    for _ in range(perturbations):
         with reference_that(Seen(), roundoff, generator):
             moved = results_of(moved_statistics(naive, roundoff, generator), reference.forward, x, grad)
             moved |= running(naive, before, x, case)
