@@ -28,13 +28,13 @@ MARKS = "<!-- support: written by `make support` -->", "<!-- end of support -->"
 FIVE = ("bw", "iw", "bn", "in", "ln")
 LAYERS = {
     "IterNorm": lambda: whitenorm.IterNorm(6, 3),
-    "DecorrelatedBatchNorm": lambda: whitenorm.DecorrelatedBatchNorm(6, 3),
-    "BatchWhitening, running covariance": lambda: whitenorm.BatchWhitening(6, 3, "zca", population="covariance"),
-    "SwitchableWhitening": lambda: whitenorm.SwitchableWhitening(6, 3),
-    "SwitchableWhitening, all five": lambda: whitenorm.SwitchableWhitening(6, 3, FIVE),
-    "GroupWhitening": lambda: whitenorm.GroupWhitening(3, 6),
-    "InstanceWhitening": lambda: whitenorm.InstanceWhitening(6, 3),
-    "LayerWhitening": lambda: whitenorm.LayerWhitening(6, 2),
+    "DBN": lambda: whitenorm.DecorrelatedBatchNorm(6, 3),
+    "BW_Σ": lambda: whitenorm.BatchWhitening(6, 3, "zca", population="covariance"),
+    "SW": lambda: whitenorm.SwitchableWhitening(6, 3),
+    "SW⁵": lambda: whitenorm.SwitchableWhitening(6, 3, FIVE),
+    "GW": lambda: whitenorm.GroupWhitening(3, 6),
+    "IW": lambda: whitenorm.InstanceWhitening(6, 3),
+    "LW": lambda: whitenorm.LayerWhitening(6, 2),
 }
 BOTH = ("train", "eval")
 
@@ -42,14 +42,14 @@ BOTH = ("train", "eval")
 def network(name, training):
     """A layer between two others, with an in-place activation behind it."""
     torch.manual_seed(0)
-    tokens = name == "LayerWhitening"
+    tokens = name == "LW"
     first, last = (nn.Linear(3, 6), nn.Linear(6, 4)) if tokens else (nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 1))
     return nn.Sequential(first, randomise(LAYERS[name]()), nn.ReLU(inplace=True), last).train(training)
 
 
 def batch(name, size=8, dtype=torch.float32):
     generator = torch.Generator().manual_seed(size)
-    shape = (size, 7, 3) if name == "LayerWhitening" else (size, 3, 6, 6)
+    shape = (size, 7, 3) if name == "LW" else (size, 3, 6, 6)
     return torch.randn(shape, generator=generator, dtype=dtype)
 
 
@@ -148,7 +148,7 @@ def check_vmap(name, training):
 def check_double_backward(name, training):
     model = network(name, training).double()
     model[2] = nn.Tanh()  # A second derivative that is not zero.
-    x = batch(name, 3, torch.float64)[..., :4, :] if name != "LayerWhitening" else batch(name, 3, torch.float64)
+    x = batch(name, 3, torch.float64)[..., :4, :] if name != "LW" else batch(name, 3, torch.float64)
     buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
 
     def function(x):
@@ -251,7 +251,7 @@ def outcome(tool, name):
 
 
 def written_table(page):
-    """The cells of the page, by layer and tool."""
+    """The cells of the page, by tool and layer."""
     table = page.split(MARKS[0])[1].split(MARKS[1])[0].strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     header, _, *body = rows
@@ -259,12 +259,12 @@ def written_table(page):
 
 
 def main():
-    header = ["", *TOOLS]
-    lines = ["| " + " | ".join(header) + " |", "| --- |" + " :---: |" * len(TOOLS)]
-    for name in LAYERS:
-        found = {tool: outcome(tool, name) for tool in TOOLS}
-        lines.append("| " + " | ".join([name, *(cell for cell, _ in found.values())]) + " |")
-        for tool, (_, errors) in found.items():
+    header = ["", *LAYERS]
+    lines = ["| " + " | ".join(header) + " |", "| --- |" + " :---: |" * len(LAYERS)]
+    for tool in TOOLS:
+        found = {name: outcome(tool, name) for name in LAYERS}
+        lines.append("| " + " | ".join([tool, *(cell for cell, _ in found.values())]) + " |")
+        for name, (_, errors) in found.items():
             for mode, error in errors.items():
                 print(f"{name}, {tool}, {mode}: {error[:200]}")
     page = PAGE.read_text(encoding="utf-8")

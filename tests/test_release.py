@@ -41,12 +41,14 @@ def steps():
 
 
 def test_the_version_is_the_same_everywhere():
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    # What is not released yet stands above.
+    newest = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     assert newest == CITATION["version"] == whitenorm.__version__
 
 
 def test_the_changelog_is_short():
-    assert len((ROOT / "CHANGELOG.md").read_text().split()) <= 900
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert all(len(version.split()) <= 900 for version in versions)
 
 
 def test_versions_of_torch():
