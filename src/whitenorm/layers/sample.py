@@ -145,8 +145,10 @@ def _reshape_without_view(tensor: Tensor, like: Tensor) -> Tensor:
 
     FSDP2 loses its hooks where a module returns a view that is then changed in place.
     """
-    # TorchScript's tracer would take the sizes for constants.
-    return tensor.reshape(like.shape) if is_tracing() else torch.ops.aten._unsafe_view(tensor, like.shape)
+    # TorchScript's tracer would take the sizes for constants. Vectors are of this shape already.
+    if is_tracing() or tensor.shape == like.shape:
+        return tensor.reshape(like.shape)
+    return torch.ops.aten._unsafe_view.default(tensor, like.shape)
 
 
 class LayerWhitening(Whitening):
