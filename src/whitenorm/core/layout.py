@@ -114,7 +114,7 @@ def written(step: Callable[..., Tensor], layout: Layout, like: Tensor, *given: A
     """Run a step, and return its result in the shape, memory format and dtype of ``like``.
 
     The result is always a new tensor, never a view of one: an autograd function must not return a view, or an in-place
-    activation behind the layer fails. (Compilers merge the copy with what follows.)
+    activation behind the layer fails.
     """
     if not may_write_in_place():
         return layout.join(step(*given, None), like).to(like.dtype, copy=True)

@@ -143,11 +143,11 @@ def _read_solver(name: str, value: Any) -> Any:
 
 
 def _checked_by(check: Callable[[Any], None]) -> Callable[[str, Any], Any]:
-    def checked(name: str, value: Any) -> Any:
+    def check_value(name: str, value: Any) -> Any:
         check(value)
         return value
 
-    return checked
+    return check_value
 
 
 def _statistics(name: str, value: Any) -> tuple[str, ...]:

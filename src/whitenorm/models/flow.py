@@ -146,7 +146,7 @@ class Flow:
         layer = self.modules[name]
         calls = self.calls[layer]
         if self.reads[layer]:
-            return Source(why=f"the model reads its {_listed(self.reads[layer])}", stays=True)
+            return Source(why=f"the model reads its {_join_names(self.reads[layer])}", stays=True)
         if any(len(call.node.args) != 1 or call.node.kwargs for call in calls):
             return Source(why="it is called with more than its input", stays=True)
         failure = next((failure for failure in self._around(layer) if not self._only_calls(failure, layer)), None)
@@ -185,7 +185,7 @@ class Flow:
             return "the model keeps the output of the layer before it"
         changed = {name for name in self.reads[producer] if name == "groups" or name not in vars(producer)}
         if changed:
-            return f"the model reads the {_listed(changed)} of the layer before it"
+            return f"the model reads the {_join_names(changed)} of the layer before it"
         for failure in self._around(producer) | self._around(layer):
             if not self._calls_together(failure, producer, layer):
                 return f"{self.failures[failure]}, and may use the layer before it alone"
@@ -251,6 +251,6 @@ def _join(parent: str, name: str) -> str:
     return f"{parent}.{name}" if parent and name else parent or name
 
 
-def _listed(names: set[str]) -> str:
+def _join_names(names: set[str]) -> str:
     public = {name for name in names if not name.startswith("_")}
     return ", ".join(sorted(public or names))

@@ -101,7 +101,7 @@ class Norm(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """What a layer in the norm's place would lose; empty if nothing."""
+        """Describe what a layer in the norm's place would lose; empty if nothing."""
         kind = type(self.module)
         if "forward" in vars(self.module):
             return "its forward was replaced on the instance"

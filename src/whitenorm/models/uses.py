@@ -178,7 +178,7 @@ class _Reader(ast.NodeVisitor):
     visit_If = visit_IfExp = visit_While = _visit_choice  # noqa: N815
 
     def _elements(self, node: ast.expr) -> Any:
-        """What the elements of an iterable stand for: a set of paths, or a list of these for tuples."""
+        """Return the paths that the elements of an iterable stand for: a set, or a list of sets for tuples."""
         paths = self._paths(node)
         if paths:
             return {(*path, "*") for path in paths}

@@ -1,4 +1,4 @@
-"""What may be done besides computing: reading values, and writing into tensors, which saves passes over memory."""
+"""The mode PyTorch is in, and whether kernels may read values or write in place in it."""
 
 from __future__ import annotations
 
