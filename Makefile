@@ -11,16 +11,16 @@ NEWEST_TORCH := 2.15.0
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt tools/torchvision_on_cpu.py
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt tools/torchvision_on_cpu.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "developing whitenorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./lab
 	$(BIN)/python tools/torchvision_on_cpu.py
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/whitenorm demo
+	$(BIN)/whitenorm-lab demo
 
 lint: style
 	$(BIN)/mypy
@@ -40,7 +40,7 @@ test: style
 
 # Training runs killed at random, and damaged: ARGS="--kills 100 --seed 1".
 torture: $(READY)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m torture $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.tests.helpers.torture $(ARGS)
 
 # The library's own tests, without the lab, on another version of torch: make test-torch TORCH=oldest, newest or 2.9.1
 TORCH ?= newest
@@ -49,24 +49,24 @@ TORCH_VENV := .venv-torch-$(TORCH_VERSION)
 test-torch:
 	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) numpy pytest pytest-xdist hypothesis
-	PYTHONPATH=src OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --numprocesses 2 --quiet
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --numprocesses 2 --quiet tests src
 
 # Random layers on random inputs against float64, from a seed on: make fuzz MINUTES=10 SEED=0
 MINUTES ?= 1
 SEED ?= 0
 fuzz: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.fuzz --minutes $(MINUTES) --seed $(SEED)
 
 # The table of docs/compatibility.md, by the checks that prove it.
 support: $(READY)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m support
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.support
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # What README and docs say of stored results, written anew: before every commit of a result.
 pages: $(READY)
-	$(BIN)/whitenorm report --readme README.md --page docs/claims.md --guides docs/*.md
+	$(BIN)/whitenorm-lab report --results lab/results --readme README.md --page docs/claims.md --guides docs/*.md
 	$(BIN)/python -m benchmarks.pages
 
 # The Triton kernels compiled for cards that need not be there: make gpu-check ARGS=--write
@@ -87,15 +87,16 @@ wheel:
 	.venv-build/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
 	rm -rf build dist .venv-wheel
 	.venv-build/bin/python -m build
+	.venv-build/bin/python -m build --outdir dist lab
 	.venv-build/bin/twine check --strict dist/*
 	$(PYTHON) -m venv .venv-wheel
 	$(WHEEL_PIP) torch numpy
-	$(WHEEL_PIP) dist/*.whl
+	$(WHEEL_PIP) dist/whitenorm-*.whl
 	.venv-wheel/bin/python tools/smoke.py
-	$(WHEEL_PIP) "$$(echo dist/*.whl)[inspect]"
+	$(WHEEL_PIP) "$$(echo dist/whitenorm-*.whl)[inspect]"
 	.venv-wheel/bin/python tools/smoke.py inspect
-	$(WHEEL_PIP) "$$(echo dist/*.whl)[lab]"
+	$(WHEEL_PIP) dist/*.whl
 	.venv-wheel/bin/python tools/smoke.py inspect demo
 
 clean:
-	rm -rf .venv .venv-torch-* .venv-build .venv-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info
+	rm -rf .venv .venv-torch-* .venv-build .venv-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info lab/src/*.egg-info

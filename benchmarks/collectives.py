@@ -18,9 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks import resnet
 from benchmarks.resnet import Norm
-from whitenorm.gpu.cards import Card
-from whitenorm.gpu.prediction import predicted_seconds
-from whitenorm.gpu.work import Operation, layer_work
+from benchmarks.roofline.cards import Card
+from benchmarks.roofline.prediction import predicted_seconds
+from benchmarks.roofline.work import Operation, layer_work
 
 CARDS_A_MACHINE = 8
 RANKS = (8, 64, 256, 1024)

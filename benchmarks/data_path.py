@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from whitenorm.lab import nets
-from whitenorm.lab.data import Dataset, Split
-from whitenorm.lab.machine import machine
-from whitenorm.lab.tasks.classification.images import TrainBatches
-from whitenorm.lab.tasks.classification.task import Classification
-from whitenorm.lab.timing import interleaved, ratio, summarise
-from whitenorm.lab.training import Train, fit
+from whitenorm_lab import nets
+from whitenorm_lab.data import Dataset, Split
+from whitenorm_lab.machine import machine
+from whitenorm_lab.tasks.classification.images import TrainBatches
+from whitenorm_lab.tasks.classification.task import Classification
+from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.training import Train, fit
 
 BATCH = 128
 IMAGES = 50_000

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.collectives import RANKS
-from whitenorm.gpu.cards import CARDS
-from whitenorm.gpu.cases import CASES
+from benchmarks.roofline.cards import CARDS
+from whitenorm.cli.gpu.cases import CASES
 
 # The columns: the norm a layer stands in for goes by its own name.
 _KINDS = {"norm": "the norm it replaces", "paper": "the paper's formulation", "torch": "torch", "triton": "Triton"}

@@ -17,11 +17,11 @@ from torch import nn
 
 from benchmarks import collectives, pages, papers, resnet
 from benchmarks.launch_tables import markdown
-from whitenorm.gpu.cards import CARDS
-from whitenorm.gpu.cases import CASES, Case
-from whitenorm.gpu.chosen import has_triton
-from whitenorm.gpu.prediction import predicted_seconds
-from whitenorm.gpu.work import Work, layer_work, passes
+from benchmarks.roofline.cards import CARDS
+from benchmarks.roofline.prediction import predicted_seconds
+from benchmarks.roofline.work import Work, layer_work, passes
+from whitenorm.cli.gpu.cases import CASES, Case
+from whitenorm.cli.gpu.chosen import has_triton
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "launches.json"

@@ -21,8 +21,8 @@ import whitenorm
 from benchmarks import papers
 from benchmarks.native import Native
 from whitenorm.diagnostics import flops, saved_bytes
-from whitenorm.lab.costs import layer_step
-from whitenorm.lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.costs import layer_step
+from whitenorm_lab.timing import interleaved, ratio, summarise
 
 
 class Method(NamedTuple):

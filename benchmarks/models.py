@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from whitenorm.lab import costs
-from whitenorm.lab.costs import Choice, gflops
-from whitenorm.lab.machine import machine
-from whitenorm.lab.timing import interleaved, ratio, summarise
+from whitenorm_lab import costs
+from whitenorm_lab.costs import Choice, gflops
+from whitenorm_lab.machine import machine
+from whitenorm_lab.timing import interleaved, ratio, summarise
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
 # As many models as are timed in turns with one of BatchNorm: more would be too far from it in time.

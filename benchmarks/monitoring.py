@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import whitenorm
 from whitenorm.diagnostics import monitor
-from whitenorm.lab import nets
-from whitenorm.lab.machine import machine
+from whitenorm_lab import nets
+from whitenorm_lab.machine import machine
 
 RESULTS = Path(__file__).parent / "results" / "monitoring.json"
 

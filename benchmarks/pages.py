@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import costs, launch_tables, report
-from whitenorm.lab.marked import between
+from whitenorm_lab.markdown_sections import between
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from benchmarks import sweep
-from whitenorm.lab import published
+from whitenorm_lab import published
 
 # Of the rivals that are ahead: what the profiles show.
 REASON = (

@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.models import resnet50
 
 import whitenorm
-from whitenorm.gpu.work import Operation, layer_work, step_work
+from benchmarks.roofline.work import Operation, layer_work, step_work
 
 BATCH, RESOLUTION, CLASSES = 32, 224, 1000
 WHITENING = ("IterNorm", "SW", "GW")

@@ -22,10 +22,10 @@ from rich.progress import (
 )
 
 from benchmarks import layers, models, pages, picture, report, solvers, sweep, tokens
-from whitenorm.lab.costs import RESNET50
-from whitenorm.lab.machine import machine
-from whitenorm.lab.terminal import terminal
-from whitenorm.lab.timing import sgemm_rate
+from whitenorm_lab.costs import RESNET50
+from whitenorm_lab.machine import machine
+from whitenorm_lab.terminal import terminal
+from whitenorm_lab.timing import sgemm_rate
 
 ROOT = Path(__file__).parent
 

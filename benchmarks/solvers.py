@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from whitenorm.lab.timing import interleaved, summarise
 from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, Solver, inverse_sqrt
+from whitenorm_lab.timing import interleaved, summarise
 
 SOLVERS: dict[str, Solver] = {"newton": Newton(5), "zca": ZCA(), "pca": PCA(), "cholesky": Cholesky()}
 SIZES = [(16, 1), (16, 32), (16, 512), (64, 1), (64, 8), (64, 64), (128, 1), (256, 1), (512, 1)]

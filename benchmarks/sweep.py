@@ -18,9 +18,9 @@ from torch import nn
 import whitenorm
 from benchmarks import papers
 from benchmarks.native import Native
-from whitenorm.core import layout
-from whitenorm.lab.costs import layer_step
-from whitenorm.lab.timing import interleaved, ratio, summarise
+from whitenorm.ops import layout
+from whitenorm_lab.costs import layer_step
+from whitenorm_lab.timing import interleaved, ratio, summarise
 
 SIDES = (4, 7, 10, 14, 20)
 SAMPLES = (4, 32, 256)

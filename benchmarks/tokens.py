@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import whitenorm
-from whitenorm.lab.machine import machine
-from whitenorm.lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.machine import machine
+from whitenorm_lab.timing import interleaved, ratio, summarise
 
 # √C, nearest divisor, is the layer's own choice; the others cost less.
 GROUPS = (None, 8, 4)

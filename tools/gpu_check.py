@@ -28,7 +28,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 import whitenorm
-from whitenorm.kernels.triton import (
+from whitenorm.ops.triton import (
     apply,
     input_gradient,
     map_gradients,
@@ -38,8 +38,8 @@ from whitenorm.kernels.triton import (
     solve_backward,
     unmix,
 )
-from whitenorm.kernels.triton.tiles import EVERYWHERE
-from whitenorm.kernels.types import STATISTICS
+from whitenorm.ops.triton.tiles import EVERYWHERE
+from whitenorm.ops.types import STATISTICS
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_check.md"
 MODULES = (moments, solve, apply, map_gradients, solve_backward, unmix, input_gradient, samples)

@@ -14,9 +14,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from whitenorm.lab import sealed
-from whitenorm.lab.machine import machine
-from whitenorm.lab.marked import write_between
+from whitenorm_lab import checksum
+from whitenorm_lab.machine import machine
+from whitenorm_lab.markdown_sections import write_between
 
 _ROOT = Path(__file__).parents[2]
 
@@ -79,11 +79,11 @@ class Tutorial:
         return {"code": code, self.outcome: found, "seconds": time.process_time() - start, "machine": machine()}
 
     def store(self, results: dict[str, Any]) -> None:
-        self.results.write_text(json.dumps(sealed.packed(results), indent=1) + "\n", encoding="utf-8")
+        self.results.write_text(json.dumps(checksum.packed(results), indent=1) + "\n", encoding="utf-8")
 
     def stored(self) -> dict[str, Any]:
         """The results there are; an error where they were changed."""
-        return sealed.unpacked(json.loads(self.results.read_text(encoding="utf-8")))
+        return checksum.unpacked(json.loads(self.results.read_text(encoding="utf-8")))
 
     def text(self, results: dict[str, Any]) -> str:
         """What stands between the page's marks."""
@@ -92,7 +92,7 @@ class Tutorial:
     def write(self, results: dict[str, Any]) -> None:
         """Table and picture into the page; by the checksum in the picture it is seen to be of other results."""
         figure = self.draw(results)
-        figure.savefig(self.picture, metadata={"Software": None, "Source": checksum(results)})
+        figure.savefig(self.picture, metadata={"Software": None, "Source": result_digest(results)})
         plt.close(figure)
         write_between(self.page, f"<!-- {self.name} -->", f"<!-- /{self.name} -->", self.text(results))
 
@@ -104,6 +104,6 @@ class Tutorial:
         return found[0]
 
 
-def checksum(results: dict[str, Any]) -> str:
+def result_digest(results: dict[str, Any]) -> str:
     """That of the file of the results."""
-    return str(sealed.packed(results)[sealed.KEY])
+    return str(checksum.packed(results)[checksum.KEY])

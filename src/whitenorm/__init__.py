@@ -8,7 +8,6 @@ torch.Size([8, 64, 14, 14])
 
 from whitenorm import diagnostics, functional, losses, solvers
 from whitenorm._version import __version__
-from whitenorm.kernels.choice import set_kernels
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -29,6 +28,7 @@ from whitenorm.models import (
     recipes,
     synchronize_,
 )
+from whitenorm.ops.dispatch import set_kernels
 
 __all__ = [
     "BatchWhitening",

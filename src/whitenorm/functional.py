@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm.core.check import (
+from whitenorm._runtime import call, check_floating, compute_dtype, is_forward_mode, is_tracing, no_autocast
+from whitenorm.ops.check import (
     Wish,
     check_batch,
     check_divides,
@@ -20,18 +21,15 @@ from whitenorm.core.check import (
     check_statistics,
     fit_group_size,
 )
-from whitenorm.core.fixed import FixedMap, fixed_map
-from whitenorm.core.layout import channel_groups, sample_groups
-from whitenorm.core.mask import cleared
-from whitenorm.core.ranks import Group
-from whitenorm.core.samples import whiten_samples
-from whitenorm.core.whiten import Plan
-from whitenorm.core.whiten import whiten as whiten_groups
-from whitenorm.kernels.choice import DUAL, groups_abreast, kernels_for, sample_kernels
-from whitenorm.kernels.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
-from whitenorm.runtime.function import call
-from whitenorm.runtime.mode import is_forward_mode, is_tracing
-from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
+from whitenorm.ops.dispatch import DUAL, groups_abreast, kernels_for, sample_kernels
+from whitenorm.ops.distributed import Group
+from whitenorm.ops.fixed import FixedMap, fixed_map
+from whitenorm.ops.layout import channel_groups, sample_groups
+from whitenorm.ops.masking import cleared
+from whitenorm.ops.samples import whiten_samples
+from whitenorm.ops.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
+from whitenorm.ops.whiten import Plan
+from whitenorm.ops.whiten import whiten as whiten_groups
 from whitenorm.solvers import ZCA, Cholesky, SolverLike, as_solver, inverse_sqrt
 from whitenorm.solvers.base import smallest
 
@@ -371,7 +369,7 @@ def _fixed_whitening(
 def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, masked: bool = False) -> Plan:
     """How groups of channels are whitened."""
     kernels = kernels_for(input, method.solver, group_size, masked)
-    layout = channel_groups(input, group_size, not method.uses_own(), kernels.as_it_lies)
+    layout = channel_groups(input, group_size, not method.uses_sample(), kernels.as_it_lies)
     return Plan(layout, method, groups_abreast(kernels, input, layout.groups, layout.features, layout.rows), group)
 
 

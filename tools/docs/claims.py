@@ -1,6 +1,6 @@
 """Stored results in the documentation: a hook of mkdocs.
 
-A paper's experiments become a page ``claims/PAPER.md``, with the html that ``whitenorm report`` makes for its own site,
+A paper's experiments become a page ``claims/PAPER.md``, with the html that ``whitenorm-lab report`` makes for its own site,
 and figures and raw values beside it. On all pages, links to ``results/ID``, and names of experiments, lead there; links
 to files of ``results/`` and ``benchmarks/results/``, which are outside of docs/, lead to copies.
 """
@@ -17,10 +17,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from whitenorm.lab.experiments import EXPERIMENTS
-from whitenorm.lab.reproduce.claims import plain
-from whitenorm.lab.reproduce.outcomes import PAPERS, Outcome, gather
-from whitenorm.lab.reproduce.site import STYLES, PaperParts, data_file, figure_file, page_file, paper_parts
+from whitenorm_lab.claims.claims import plain
+from whitenorm_lab.claims.outcomes import PAPERS, Outcome, gather
+from whitenorm_lab.claims.site import STYLES, PaperParts, data_file, figure_file, page_file, paper_parts
+from whitenorm_lab.papers import EXPERIMENTS
 
 SCALE = "default"
 STYLE = "claims/papers.css"
@@ -42,7 +42,7 @@ def on_config(config: MkDocsConfig) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add pages, figures, raw values and the style."""
     root = Path(config.config_file_path).parent
-    outcomes = gather(root / "results", SCALE)
+    outcomes = gather(root / "lab" / "results", SCALE)
     files.append(File.generated(config, STYLE, content=style()))
     for path in sorted((root / "benchmarks/results").glob("*.*")):
         if path.suffix != ".md":

@@ -8,8 +8,8 @@ import sys
 import torch
 from torch import Tensor
 
-from whitenorm.core.check import check_number
-from whitenorm.core.statistics import channel_moments
+from whitenorm.ops.check import check_number
+from whitenorm.ops.statistics import channel_moments
 
 
 def features_of(x: Tensor, least: int = 2) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.check import check_divides, check_positive
+from whitenorm.ops.check import check_divides, check_positive
 
 METHODS = ("bn", "bw", "gn", "gw")
 

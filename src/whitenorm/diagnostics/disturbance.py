@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_positive
-from whitenorm.core.statistics import channel_moments
 from whitenorm.diagnostics.conditioning import features_of
 from whitenorm.layers import BatchWhitening
+from whitenorm.ops.check import check_positive
+from whitenorm.ops.statistics import channel_moments
 from whitenorm.solvers import Solver
 
 # Batches whose statistics are solved for at once, and the values in them.

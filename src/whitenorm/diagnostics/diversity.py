@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.core.check import check_positive
 from whitenorm.diagnostics.conditioning import features_of
+from whitenorm.ops.check import check_positive
 
 
 def diversity(

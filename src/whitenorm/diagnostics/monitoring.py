@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenorm.core.check import check_positive
 from whitenorm.diagnostics.advice import FEW
 from whitenorm.diagnostics.destinations import Write, destination
 from whitenorm.diagnostics.measuring import measured
 from whitenorm.diagnostics.reports import Inspection, LayerReport
 from whitenorm.diagnostics.watching import Watch, norms_of, without_compiler
 from whitenorm.diagnostics.wrappers import called_module, inner_module, plain_name
+from whitenorm.ops.check import check_positive
 
 # The share of the time that watching may take.
 BUDGET = 0.01

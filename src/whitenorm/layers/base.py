@@ -6,12 +6,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from whitenorm.core.check import (
+from whitenorm._runtime import compute_dtype
+from whitenorm.functional import population_whitening
+from whitenorm.layers import batchnorm_state
+from whitenorm.ops.check import (
     check_channels,
     check_eps,
     check_momentum,
@@ -19,12 +22,40 @@ from whitenorm.core.check import (
     check_positive,
     fit_group_size,
 )
-from whitenorm.core.ranks import Group
-from whitenorm.functional import population_whitening
-from whitenorm.layers import loading
-from whitenorm.layers.leaf import LeafModule
-from whitenorm.runtime.precision import compute_dtype
+from whitenorm.ops.distributed import Group
 from whitenorm.solvers import Solver, SolverLike, as_solver
+
+
+class LeafModule(nn.Module):
+    """A module that any :mod:`torch.fx` tracer records as one ``call_module`` node, as it does torch's own layers.
+
+    Example::
+
+        >>> graph = torch.fx.symbolic_trace(nn.Sequential(whitenorm.IterNorm(8), nn.ReLU())).graph
+        >>> [node.op for node in graph.nodes]
+        ['placeholder', 'call_module', 'call_module', 'output']
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else kwargs.get("input")
+        if isinstance(first, fx.Proxy):
+            return _record_call(first.tracer, self, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise ValueError(
+            f"expected torch.jit.trace, torch.compile or torch.export for {type(self).__name__} (got torch.jit.script, "
+            "which cannot compile its autograd functions); in eval mode whitenorm.fold_(model) leaves plain "
+            "convolutions in place of batch whitening, which torch.jit.script takes"
+        )
+
+
+def _record_call(tracer: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(*args: Any, **kwargs: Any) -> Any:
+        return tracer.create_proxy("call_module", tracer.path_of_module(module), args, kwargs)
+
+    # By the tracer's own method, which notes in which module it is.
+    return tracer.call_module(module, record, args, kwargs)
 
 
 class Whitening(LeafModule):
@@ -102,13 +133,13 @@ class ChannelWhitening(Whitening):
         check_positions(input, per, math.prod(input.shape[1:]) // groups, place)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if loading.is_batch_norm(state_dict, prefix, self.num_features):
+        if batchnorm_state.is_batch_norm(state_dict, prefix, self.num_features):
             self._take_batch_norm(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
         """Turn a BatchNorm's state into this layer's."""
-        loading.leave_out(state, prefix, type(self).__name__)
+        batchnorm_state.leave_out(state, prefix, type(self).__name__)
 
     def extra_repr(self) -> str:
         return (
@@ -259,14 +290,14 @@ class PopulationWhitening(ChannelWhitening):
         if running_mean is not None and matrix is not None:
             running_mean.copy_(mean)
             matrix.copy_(
-                loading.diagonal_matrix(variance.to(matrix.dtype), self._matrix_name, self.group_size, self.eps)
+                batchnorm_state.diagonal_matrix(variance.to(matrix.dtype), self._matrix_name, self.group_size, self.eps)
             )
 
     def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
         if not self.track_running_stats:
             super()._take_batch_norm(state, prefix)
             return
-        loading.to_diagonal(state, prefix, self._matrix_name, self.group_size, self.eps, self.batch_norm_eps)
+        batchnorm_state.to_diagonal(state, prefix, self._matrix_name, self.group_size, self.eps, self.batch_norm_eps)
 
     def reset_running_stats(self) -> None:
         """The population as the papers start it: mean zero, matrix I, no batches seen."""

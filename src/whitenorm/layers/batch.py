@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm.core.check import Wish
-from whitenorm.core.ranks import Group
+from whitenorm._runtime import is_transformed
 from whitenorm.functional import batch_whitening, check_population, population_whitening
 from whitenorm.layers.base import PopulationWhitening
-from whitenorm.runtime.mode import is_transformed
+from whitenorm.ops.check import Wish
+from whitenorm.ops.distributed import Group
 from whitenorm.solvers import Newton, Solver, SolverLike
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whitenorm.core.check import check_divides, check_positive, root_divisor
-from whitenorm.core.mask import cleared
+from whitenorm._runtime import is_tracing
 from whitenorm.functional import group_whitening, instance_whitening
 from whitenorm.layers.base import ChannelWhitening, Whitening
-from whitenorm.runtime.mode import is_tracing
+from whitenorm.ops.check import check_divides, check_positive, root_divisor
+from whitenorm.ops.masking import cleared
 from whitenorm.solvers import SolverLike
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import Wish, check_statistics
-from whitenorm.core.ranks import Group
 from whitenorm.functional import switchable_whitening
-from whitenorm.kernels.types import BATCH_STATISTICS
 from whitenorm.layers.base import PopulationWhitening
+from whitenorm.ops.check import Wish, check_statistics
+from whitenorm.ops.distributed import Group
+from whitenorm.ops.types import BATCH_STATISTICS
 from whitenorm.solvers import SolverLike
 
 

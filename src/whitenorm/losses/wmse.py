@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_number, check_positive, divisors
-from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
+from whitenorm._runtime import check_floating, compute_dtype, no_autocast
+from whitenorm.ops.check import check_number, check_positive, divisors
 from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
 
 

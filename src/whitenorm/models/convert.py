@@ -12,7 +12,7 @@ from whitenorm.models.layers import LayerLike
 from whitenorm.models.recipes import REPLACE_ANYWAY, Plan, Where, plan
 from whitenorm.models.record import record_
 from whitenorm.models.replace import leave_fast_path, replace_
-from whitenorm.models.take_over import take_hooks
+from whitenorm.models.transfer import take_hooks
 
 # Names in a warning; a large model has hundreds.
 _SHOWN = 8

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from whitenorm._runtime import to_float64
 from whitenorm.layers import BatchWhitening
 from whitenorm.layers.base import PopulationWhitening
 from whitenorm.models.fold import Affine, affine_of
 from whitenorm.models.norms import BATCH, Norm, Population
 from whitenorm.models.parts import Activated
-from whitenorm.runtime.precision import to_float64
 
 # The largest difference, in standard deviations of the output, that counts as rounding.
 _TOLERANCE = 1e-3

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from whitenorm import layers
-from whitenorm.core.check import check_eps, check_momentum, check_positive, check_statistics
-from whitenorm.core.suggest import suggest
+from whitenorm._suggest import suggest
 from whitenorm.functional import check_population
 from whitenorm.models.parts import Activated, Decorrelated, LayerWhitening2d
+from whitenorm.ops.check import check_eps, check_momentum, check_positive, check_statistics
 from whitenorm.solvers import as_solver
 
 # Where a layer stands: alone, before an activation that was fused with the old norm, or before a linear layer.

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from whitenorm._runtime import to_float64
 from whitenorm.functional import population_whitening
 from whitenorm.layers import BatchWhitening, Whitening
 from whitenorm.models.agreement import check_agreement
-from whitenorm.models.flow import CONVOLUTIONS, NO_PRODUCER, TRANSPOSED, Flow, Source, is_plain, is_timm
 from whitenorm.models.norms import BATCH, as_norm
+from whitenorm.models.producers import CONVOLUTIONS, NO_PRODUCER, TRANSPOSED, Flow, Source, is_plain, is_timm
 from whitenorm.models.record import record_
 from whitenorm.models.replace import replace_
-from whitenorm.runtime.precision import to_float64
 
 # timm's norms with an activation, which forward applies after BatchNorm.
 _ACTIVATED = ("BatchNormAct2d.forward", "SyncBatchNormAct.forward")

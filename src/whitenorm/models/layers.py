@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from whitenorm.core.check import check_eps, largest_divisor, root_divisor
-from whitenorm.core.suggest import suggest
+from whitenorm._suggest import suggest
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -22,6 +21,7 @@ from whitenorm.layers import (
 )
 from whitenorm.models.norms import Norm
 from whitenorm.models.parts import BatchNorm, LayerNorm2d, LayerWhitening2d
+from whitenorm.ops.check import check_eps, largest_divisor, root_divisor
 from whitenorm.solvers import Newton
 
 LayerLike = str | Callable[[int], nn.Module]

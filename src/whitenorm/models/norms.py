@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from whitenorm._runtime import to_float64
 from whitenorm.layers.base import ChannelWhitening, PopulationWhitening, Whitening
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.models.parts import LayerWhitening2d
-from whitenorm.runtime.precision import to_float64
 
 BATCH = nn.modules.batchnorm._BatchNorm
 _INSTANCE = nn.modules.instancenorm._InstanceNorm

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from whitenorm.core.check import check_channels, check_mask
-from whitenorm.core.ranks import Group, Lockstep, over_ranks
-from whitenorm.core.statistics import channel_moments
-from whitenorm.kernels.types import Moments
+from whitenorm._runtime import check_floating
 from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
-from whitenorm.runtime.precision import check_floating
+from whitenorm.ops.check import check_channels, check_mask
+from whitenorm.ops.distributed import Group, Lockstep, over_ranks
+from whitenorm.ops.statistics import channel_moments
+from whitenorm.ops.types import Moments
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 
@@ -62,7 +62,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
                 model(*arguments, **options)
             count += 1
         joined = {layer: _over_ranks(layer, found.get(layer)) for layer in layers}
-    found = {layer: seen for layer, seen in joined.items() if seen.number > 1}
+    found = {layer: seen for layer, seen in joined.items() if seen.num_values > 1}
     if not found:
         raise ValueError(
             f"expected at least one batch that reaches the layers (got {count} batches, and fewer than 2 values per "
@@ -98,7 +98,7 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments], lockstep:
 
             def watch(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
                 new = _moments(layer, _counted(*inputs, **named))
-                if new.number:
+                if new.num_values:
                     found[layer] = _joined(found[layer], new) if layer in found else new
                 # The layer's all-reduce comes next.
                 lockstep.check(_group(layer))
@@ -130,8 +130,8 @@ def _moments(layer: nn.Module, x: Tensor) -> Moments:
 
 def _joined(a: Moments, b: Moments) -> Moments:
     """Of two sets of values together."""
-    number = a.number + b.number
-    share = b.number / number
+    number = a.num_values + b.num_values
+    share = b.num_values / number
     step = b.mean - a.mean
     between = share * (1 - share) * step.unsqueeze(-1) * step.unsqueeze(-2)
     return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, number)
@@ -167,7 +167,7 @@ def _record(layer: nn.Module, seen: Moments) -> None:
         assert layer.running_var is not None
         layer.running_mean.copy_(seen.mean.flatten())
         # BatchNorm's is the unbiased variance.
-        layer.running_var.copy_(seen.cov.flatten() * seen.number / (seen.number - 1))
+        layer.running_var.copy_(seen.cov.flatten() * seen.num_values / (seen.num_values - 1))
 
 
 def _shown(batches: Iterable[Any]) -> Iterator[Any]:

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from whitenorm.core.suggest import suggest
+from whitenorm._suggest import suggest
 from whitenorm.models.effect import describe_effect, is_trained
-from whitenorm.models.flow import CONVOLUTIONS
 from whitenorm.models.layers import PLAIN, LayerLike, Options, check_layer
 from whitenorm.models.norms import BATCH, Norm, as_norm, find_norms
 from whitenorm.models.parts import Decorrelated, put_before
-from whitenorm.models.take_over import make, nearest_tensors, norm_before, same
+from whitenorm.models.producers import CONVOLUTIONS
+from whitenorm.models.transfer import make, nearest_tensors, norm_before, same
 
 Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from whitenorm.core.suggest import suggest
+from whitenorm._suggest import suggest
 from whitenorm.layers.base import Whitening
 from whitenorm.models.entry import PLACES, Entry, make_layer, write_entry
 from whitenorm.models.norms import as_norm
 from whitenorm.models.parts import Activated, Decorrelated, put_before
 from whitenorm.models.replace import leave_fast_path, replace_
-from whitenorm.models.take_over import nearest_tensors, norm_before, same, take_hooks, take_origin, take_requires_grad
+from whitenorm.models.transfer import nearest_tensors, norm_before, same, take_hooks, take_origin, take_requires_grad
 
 KEY = "whitenorm"
 

@@ -7,9 +7,9 @@ import warnings
 import torch.distributed as dist
 from torch import nn
 
-from whitenorm.core.ranks import Group
 from whitenorm.layers.base import PopulationWhitening, Whitening
 from whitenorm.models.replace import replace_
+from whitenorm.ops.distributed import Group
 
 _DIMENSIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from whitenorm.runtime.function import call
-from whitenorm.runtime.mode import is_forward_mode
-from whitenorm.runtime.precision import check_floating, compute_dtype, no_autocast
+from whitenorm._runtime import call, check_floating, compute_dtype, is_forward_mode, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
 from whitenorm.solvers.newton import Newton

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from whitenorm.runtime.mode import may_write_in_place
-from whitenorm.runtime.vjp import vjp
+from whitenorm._runtime import may_write_in_place, vjp
 
 _CHUNK_BYTES = 2**19
 
@@ -75,7 +74,7 @@ class Solver(ABC):
         """The whitening matrix again."""
 
     @abstractmethod
-    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
         """From the gradient of the whitening matrix to the covariance's, which is symmetric."""
 
     def reduced(self, lost_trace: float) -> Solver | None:
@@ -125,7 +124,7 @@ class Custom(Solver):
     def restore(self, *kept: Tensor) -> Tensor:
         return kept[1]
 
-    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
         return symmetric(vjp(self.differentiable, kept[0])[1](grad)[0])
 
 
@@ -151,4 +150,4 @@ class InverseSqrt(torch.autograd.Function):
         cov, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             return vjp(ctx.solver.differentiable, cov)[1](grad)[0], None
-        return ctx.solver.pull_back(grad, *kept), None
+        return ctx.solver.backward(grad, *kept), None

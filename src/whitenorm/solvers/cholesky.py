@@ -39,7 +39,7 @@ class Cholesky(Solver):
     def restore(self, *kept: Tensor) -> Tensor:
         return kept[0]
 
-    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
         (whitening,) = kept
         inner = (grad.tril() @ whitening.mT).tril()
         inner = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1) / 2)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from whitenorm.runtime.memory import Ring
+from whitenorm._runtime import Ring
 from whitenorm.solvers.base import Solver, by_chunks, smallest, trace
 
 # One more than the results of a step, each of which is last needed in the next one.
@@ -57,7 +57,7 @@ class Newton(Solver):
     def restore(self, *kept: Tensor) -> Tensor:
         return kept[1]
 
-    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
         cov, whitening, *found = kept
         trace = found[0] if found else self._trace(cov)
         return by_chunks(partial(self._pull_back, Ring(_IN_USE), Ring(_PAIRS_IN_USE)), cov, whitening, trace, grad)

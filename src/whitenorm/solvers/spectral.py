@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.runtime.function import call
-from whitenorm.runtime.vjp import vjp
+from whitenorm._runtime import call, vjp
 from whitenorm.solvers.base import Solver, smallest, symmetric
 
 
@@ -56,7 +55,7 @@ class ZCA(_Spectral):
         values, vectors, scale = kept
         return _inverse_root(values, vectors) / scale.sqrt()
 
-    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
         values, vectors, scale = kept
         return _pull_back(values, vectors, grad / scale.sqrt()) / scale
 
@@ -85,7 +84,7 @@ class PCA(_Spectral):
         values, vectors, scale = kept
         return _floored(values).rsqrt()[..., None] * vectors.mT / scale.sqrt()
 
-    def pull_back(self, grad: Tensor, *kept: Tensor) -> Tensor:
+    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
         values, vectors, scale = kept
         roots = _floored(values).rsqrt()
         grad = grad / scale.sqrt()

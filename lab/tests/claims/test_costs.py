@@ -1,0 +1,92 @@
+"""Measurements and costs: what is timed is what it says, and what is printed is judged against it."""
+
+import pytest
+import torch
+from torch import nn
+
+import whitenorm
+from lab.tests.helpers.judged import verdict
+from whitenorm_lab import costs, published
+from whitenorm_lab.claims.experiment import Context
+from whitenorm_lab.claims.results import Results, Run
+from whitenorm_lab.nets import build
+from whitenorm_lab.papers.iternorm import snd as iternorm_snd
+from whitenorm_lab.papers.shared import overheads
+from whitenorm_lab.papers.shared.gaussians import normalised
+from whitenorm_lab.papers.sw.placement import working_order
+
+
+def test_normalised_is_groupnorm_and_batchnorm():
+    x = torch.randn(12, 8, dtype=torch.float64)
+    assert torch.allclose(normalised(x, "GN", 4), nn.functional.group_norm(x, 2, eps=1e-12))
+    expected = torch.cat([nn.functional.batch_norm(part, None, None, training=True, eps=1e-12) for part in x.split(6)])
+    assert torch.allclose(normalised(x, "BN", 6), expected)
+    assert normalised(x, "base", 1) is x
+
+
+def test_norms_of_the_figures():
+    assert isinstance(iternorm_snd.make("BN", 8), nn.BatchNorm1d)
+    assert iternorm_snd.make("DBN", 8).group_size == 8
+    norm = iternorm_snd.make("IterNorm T=7", 128)
+    assert (norm.group_size, norm.solver.steps) == (128, 7)
+
+
+def test_norms_in_the_order_of_work():
+    class Backwards(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.first = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+            self.downsample = nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.last(self.first(x)) + self.downsample(x)
+
+    assert working_order(Backwards()) == ["first", "last"]
+    assert len(working_order(build("resnet20", 10))) == 19
+
+
+def test_flops_are_counted_without_arithmetic():
+    choice = costs.RESNET50["SW^a 7 layers"]
+    with torch.device("meta"):
+        meta = costs.gflops(costs.make("resnet-tiny", 10, choice), 64)
+    assert meta == costs.gflops(costs.make("resnet-tiny", 10, choice), 64)
+    assert meta > costs.gflops(costs.make("resnet-tiny", 10), 64)
+
+
+def test_dilated_resnet_keeps_an_eighth():
+    net = costs.make("resnet50-dilated", 10, costs.RESNET50["BW 14 layers"])
+    assert sum(isinstance(module, whitenorm.DecorrelatedBatchNorm) for module in net.modules()) == 14
+    sizes = []
+    net.layer4.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[2:]))
+    with torch.no_grad():
+        net.eval()(torch.zeros(1, 3, 32, 32))
+    assert sizes == [(4, 4)]
+
+
+def test_printed_percentages():
+    assert published.STEP_PERCENT["GW S1-B3"] == pytest.approx(51.3, abs=0.05)
+    assert published.S1_B2_PERCENT["resnext50_32x4d"]["BW_Σ S1-B2"] == pytest.approx(39.0, abs=0.05)
+    assert published.TO_CONVOLUTION["DBN", 128] == pytest.approx(2.57, abs=0.005)
+
+
+def test_judging_overheads():
+    def runs(model, percent):
+        return [Run({"table": "1", "model": model}, i, {"step": percent + i}, 1.0) for i in range(3)]
+
+    results = Results(runs("BW", 5) + runs("SW", 12) + runs("other", 100))
+    assert verdict(overheads.within("step", {"BW": 10, "SW": 20}, "1")(results)) == "held"
+    assert verdict(overheads.within("step", {"BW": 10, "SW": 8}, "1")(results)) == "not held"
+    assert verdict(overheads.ordered(["BW", "SW", "other"], "1")(results)) == "held"
+    assert verdict(overheads.ordered(["SW", "BW"], "1")(results)) == "not held"
+
+
+def test_a_norm_that_takes_long_is_seen(monkeypatch):
+    """The ratio is of the norm's net to BatchNorm's, and not the other way."""
+    fed = {"batch": 8, "resolution": 64, "classes": 10, "rounds": 3}
+    settings = overheads.settings("1", "cnn-4", "DBN-G512", costs.VGG_A["DBN-G512"], fed)
+    slow = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(40)], nn.Flatten(), nn.Linear(3 * 64**2, 10))
+    fast = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64**2, 10))
+    monkeypatch.setattr(overheads, "_net", lambda net, classes, norm="bn", *rest: fast if norm == "bn" else slow)
+    values = overheads.run(settings, Context(0))
+    assert values["step"] > 50
+    assert values["inference"] > 50

@@ -1,0 +1,98 @@
+"""Results as if experiments had been run, and what a page made from them shows."""
+
+import dataclasses
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from whitenorm_lab.claims import claims
+from whitenorm_lab.claims.outcomes import gather
+from whitenorm_lab.claims.results import Run, Store
+from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.papers import EXPERIMENTS
+
+HOSTILE = '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``'
+LONG = "W" * 300
+MACHINE = {"commit": "a" * 40, "whitenorm": "0.1", "torch": "2", "python": "3", "processor": "P<x>", "threads": 2}
+SHORT = "Trained on a tenth of the images."
+PARTS = [
+    {"ours": "DBN 1.5 ± 0.5, BN 2 ± 0.5", "verdict": "held", "why": "p = 0.01"},
+    {"ours": "DBN 3 ± 0.5, LN 2 ± 0.5", "verdict": "not held", "why": "the other way, p = 0.02"},
+]
+
+
+def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
+    """Results as if an experiment had been run, with a picture of a size, and ``more`` in them."""
+    judged = [
+        {"claim": f"{n} {text}", "paper": text, "ours": f"1 ± 0.5 {text}", "verdict": verdict, "why": "p = 0.01" * n}
+        for n, verdict in enumerate(verdicts)
+    ]
+    experiment = EXPERIMENTS[name]
+    content = {
+        "experiment": name,
+        "paper": experiment.paper,
+        "where": experiment.where,
+        "title": experiment.title,
+        "scale": "default",
+        "parameters": experiment.scales["default"],
+        "finished": "2026-01-02T03:04:05+00:00",
+        "seconds": 90.0,
+        "machine": MACHINE,
+        "claims": judged,
+        **more,
+    }
+    store = Store(folder, name, "default")
+    store.write(content, [Run({"lr": lr}, seed + experiment.first_seed, {}, 1.0) for lr in (1, 2) for seed in range(3)])
+    figure, axes = plt.subplots(figsize=size)
+    axes.plot([1, 2])
+    figure.savefig(store.picture, dpi=110)
+    plt.close(figure)
+
+
+def store_several(folder, monkeypatch):
+    """An entry with a claim of parts, one without, one that is exact and a bar of our own, at a reduced scale."""
+    known = EXPERIMENTS["gw-constraints"]
+    exact, bar, plain = (
+        dataclasses.replace(known.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
+        for text in ("exact", "bar", "plain")
+    )
+    entry = dataclasses.replace(known, claims=(exact, bar, plain), reduction=SHORT)
+    monkeypatch.setitem(EXPERIMENTS, known.id, entry)
+    base = {"paper": "less", "verdict": "not held", "why": "p = 0.3"}
+    judged = [
+        {**base, "claim": "exact", "ours": "3 of 4"},
+        {**base, "claim": "bar", "ours": "7.25 %"},
+        {
+            **base,
+            "claim": "plain",
+            "ours": "DBN 1 ± 0.1, BN 2 ± 0.1; DBN 3 ± 0.1, LN 4 ± 0.1",
+            "why": "1 of 2 parts not held: p = 1; …",
+        },
+        {**base, "claim": "plain", "ours": "both", "why": "1 of 2 parts not held: p = 0.02", "parts": PARTS},
+    ]
+    made = {"parameters": entry.scales["default"], "claims": judged, "rule": SECOND.name}
+    store_results(folder, known.id, [], (9, 3.6), text="", **made)
+    store_results(folder, "dbn-axis-swap", ["held"], (4, 3), text="")
+    return gather(folder, "default")
+
+
+def markdown(gathered):
+    """The page of claims, as one in docs/."""
+    return claims.markdown(gathered, "default", Path("docs"))
+
+
+class Page(HTMLParser):
+    """Attributes of all elements by tag, and the text."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.found, self.text, self.places = {}, "", set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.found.setdefault(tag, []).append(dict(attributes))
+        self.places.add(dict(attributes).get("id"))
+
+    def handle_data(self, data):
+        self.text += data

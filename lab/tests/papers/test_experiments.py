@@ -1,0 +1,96 @@
+"""Every experiment at smoke scale: it runs, judges all its claims, and draws."""
+
+import matplotlib.image
+import matplotlib.pyplot as plt
+import pytest
+
+from lab.tests.helpers.image_sets import write_root
+from whitenorm_lab import data
+from whitenorm_lab.claims.results import Run, Store
+from whitenorm_lab.claims.runner import reproduce
+from whitenorm_lab.papers import EXPERIMENTS, SETUPS
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    return write_root(tmp_path_factory.mktemp("data"))
+
+
+def clipped(figure):
+    """The titles and labels that do not lie within the picture, a few pixels apart."""
+    figure.canvas.draw()
+    width, height = figure.canvas.get_width_height()
+    texts = [
+        text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label) if text.get_text()
+    ]
+    boxes = {text.get_text(): text.get_window_extent() for text in texts}
+    plt.close(figure)
+    return [words for words, b in boxes.items() if min(b.x0, b.y0) < -3 or b.x1 > width + 3 or b.y1 > height + 3]
+
+
+def run_smoke(name, root, folder):
+    """Run an experiment at smoke scale, and see whether its results are whole."""
+    experiment = EXPERIMENTS[name]
+    content = reproduce(experiment, folder, "smoke", data_root=root)
+    assert len(content["claims"]) == len(experiment.claims) > 0
+    for claim, written in zip(experiment.claims, content["claims"], strict=True):
+        assert written["verdict"] in ("held", "not held", "not decided", "not run")
+        assert written["ours"]
+        assert claim.exact or written["verdict"] in ("not decided", "not run")
+    assert Store(folder, name, "smoke").read()["claims"] == content["claims"]
+    picture = matplotlib.image.imread(folder / name / "smoke.png")
+    assert picture.std() > 0
+    assert picture.shape[1] <= 2400
+    assert not clipped(experiment.draw(content["runs"]))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke(name, root, tmp_path):
+    run_smoke(name, root, tmp_path)
+
+
+def is_there(root, name):
+    """Whether a data root has a set of this name."""
+    return any((root / folder).is_dir() for folder in (data.SETS[name].folders if name in data.SETS else [name]))
+
+
+@pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.data])
+def test_smoke_on_real_data(name, tmp_path):
+    """What the small sets of the tests lack, such as the number of characters of a real text."""
+    root = data.root_folder(None)
+    missing = [one for one in EXPERIMENTS[name].data if root is None or not is_there(root, one)]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)} in ${data.ROOT_VARIABLE}")
+    run_smoke(name, root, tmp_path)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_plans(name):
+    experiment = EXPERIMENTS[name]
+    for scale, parameters in experiment.scales.items():
+        settings = experiment.plan(parameters)
+        assert settings, scale
+        assert len({str(one) for one in settings}) == len(settings), f"{scale} plans a run twice"
+    assert ":`" not in SETUPS[name], "the site shows it as it is"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_what_is_run_can_be_decided_and_says_what_it_is_short_of(name):
+    experiment = EXPERIMENTS[name]
+    if all(claim.exact for claim in experiment.claims):
+        return
+    assert min(experiment.seeds["default"], experiment.seeds["paper"]) >= experiment.fewest_seeds >= 3
+    assert experiment.reduction or experiment.scales["default"] == experiment.scales["paper"]
+
+
+def test_who_shares_runs_has_some_in_common():
+    """At the default scale, with the same seeds; and the other way round."""
+    for experiment in EXPERIMENTS.values():
+        for other in map(EXPERIMENTS.__getitem__, experiment.shares):
+            assert experiment.id in other.shares
+            assert experiment.first_seed == other.first_seed
+            mine, theirs = (
+                [Run(settings, 0, {}, 0.0) for settings in one.plan(one.scales["default"])]
+                for one in (experiment, other)
+            )
+            assert any(run.same(another) for run in mine for another in theirs)

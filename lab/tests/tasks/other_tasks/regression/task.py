@@ -1,0 +1,113 @@
+"""Everything that a task may have: arguments by name, a frozen net of its own, weights of examples, groups, files."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from whitenorm_lab.nets import place_
+from whitenorm_lab.training.batches import StepBatches, TestBatches, check_batch_size, generator, in_turn, shuffled
+from whitenorm_lab.training.scores import Means
+from whitenorm_lab.training.sources import Source, calibration_rows
+from whitenorm_lab.training.task import Task, call
+
+TRAINED, TESTED = 50, 13
+
+
+class Net(nn.Module):
+    """Takes its input by name."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.1))
+        self.last = nn.Linear(hidden, 1)
+
+    def forward(self, *, numbers, scale):
+        return self.last(self.layers(numbers)) * scale
+
+
+class Batches(StepBatches):
+    """Rows of the training numbers, noisy."""
+
+    def __init__(self, numbers, config, step, rank, world):
+        super().__init__(step)
+        self.numbers, self.seed, self.rank, self.world = numbers, config.seed, rank, world
+        self.batch_size = check_batch_size(config.batch_size, len(numbers), world)
+
+    def __len__(self):
+        return len(self.numbers) // self.batch_size
+
+    def order(self, epoch):
+        return shuffled(torch.arange(len(self.numbers)), self.batch_size, self.seed, epoch)
+
+    def batch(self, epoch, i, part):
+        noise = 0.01 * torch.randn(len(part), 4, generator=generator(self.seed, epoch, i))
+        return {"numbers": (self.numbers[part] + noise)[self.rank :: self.world]}
+
+
+class Regression(Task):
+    unit = "rows"
+    calibrated = 40
+
+    def __init__(self, config):
+        super().__init__(config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.teacher = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1))
+        self.teacher.eval().requires_grad_(False)
+
+    def source(self, dataset, step, rank, world):
+        if self.config.dataset != "wave":
+            raise ValueError(f"expected wave (got {self.config.dataset})")
+        numbers = torch.randn(TRAINED + TESTED, 4, generator=generator("numbers")) if dataset is None else dataset
+        train, test = numbers[:-TESTED], numbers[-TESTED:]
+        batches = Batches(train, self.config, step, rank, world)
+
+        def in_order(rows, numbers):
+            return TestBatches(in_turn(rows, 5, rank, world), lambda share: {"numbers": numbers[share]})
+
+        return Source(
+            {"inputs": 4, "range": (-1, 1)},
+            batches,
+            {"test": in_order(torch.arange(TESTED), test)},
+            lambda number: in_order(calibration_rows(len(train), number, self.config.seed), train),
+            batches.batch_size,
+        )
+
+    def build(self, description):
+        return place_(Net(self.config.hidden), self.config.norm, "all", **self.config.norm_options())
+
+    def example(self, description, number):
+        return {"numbers": torch.randn(number, description["inputs"]), "scale": torch.ones(1)}
+
+    def on_device(self, batch):
+        numbers = batch["numbers"]
+        return {"numbers": numbers, "targets": self.teacher(numbers)}
+
+    def inputs(self, batch):
+        return {"numbers": batch["numbers"], "scale": batch["numbers"].new_ones(1)}
+
+    def loss(self, model, batch, step, scores):
+        loss = self._squares(model, batch).mean()
+        scores.update(len(batch["targets"]), loss=loss.detach() * len(batch["targets"]))
+        return loss
+
+    def test_scores(self):
+        return Means(("loss", "worst"))
+
+    def test(self, model, batch, scores):
+        squares = self._squares(model, batch)
+        scores.update(len(squares), loss=squares.sum(), worst=squares.max() * len(squares))
+
+    def _squares(self, model, batch):
+        return (call(model, self.inputs(batch)) - batch["targets"]).square()
+
+    def groups(self, model):
+        return [{"params": model.layers.parameters()}, {"params": model.last.parameters(), "lr": 2 * self.config.lr}]
+
+    def finish(self, model, source, folder):
+        lines = [str(float(call(model, self.inputs(batch)).sum())) for batch in source.tests["test"]]
+        (folder / "outputs.txt").write_text("\n".join(lines) + "\n")
+
+
+TASK = Regression

@@ -1,0 +1,159 @@
+"""Do Triton's kernels give the numbers that torch's give in float64?
+
+``python -m whitenorm.cli.gpu.agreement cuda:0`` prints, as JSON, the error of every output, gradient and running
+statistic of every layer beside what is allowed, and exits with 1 where one is larger. ``whitenorm gpu`` runs it in a
+child process, so that a GPU fault cannot crash the caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from whitenorm.cli.gpu.chosen import chosen
+from whitenorm.layers import (
+    BatchWhitening,
+    DecorrelatedBatchNorm,
+    GroupWhitening,
+    InstanceWhitening,
+    IterNorm,
+    LayerWhitening,
+    SwitchableWhitening,
+)
+from whitenorm.ops.launches import counted
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LAYOUTS = ("contiguous", "channels-last")
+# Relative to the largest value, against float64 on the same, already rounded, input.
+ALLOWED = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+# A thousand deviations from zero, float32 itself leaves 1e-4 of a deviation.
+_FAR, _ALLOWED_FAR = 1000, 1e-3
+_FAR_LAYERS = ("IterNorm, K = 64", "InstanceWhitening", "GroupWhitening", "SwitchableWhitening")
+
+_TOKENS = "LayerWhitening"
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "IterNorm, K = 64": lambda: IterNorm(64),
+    "IterNorm, K = 16": lambda: IterNorm(48, 16),
+    "IterNorm, K = 48": lambda: IterNorm(48, 48),
+    "IterNorm, K = 128": lambda: IterNorm(128, 128),
+    "BatchWhitening, running covariance": lambda: BatchWhitening(32, 16, population="covariance"),
+    "DecorrelatedBatchNorm": lambda: DecorrelatedBatchNorm(32),
+    "InstanceWhitening": lambda: InstanceWhitening(32, 16),
+    "GroupWhitening": lambda: GroupWhitening(16, 48),
+    "SwitchableWhitening": lambda: SwitchableWhitening(32),
+    "SwitchableWhitening, 5 statistics": lambda: SwitchableWhitening(32, 16, ("bw", "iw", "bn", "in", "ln")),
+    f"{_TOKENS}, 96 features": lambda: LayerWhitening(96),
+    f"{_TOKENS}, 768 features": lambda: LayerWhitening(768),
+}
+
+
+class Row(NamedTuple):
+    """How far a quantity of a case is from float64, relative to its size, and how far it may be."""
+
+    case: str
+    quantity: str
+    error: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        # Not so of NaN.
+        return self.error <= self.allowed
+
+
+def rows(device: torch.device, dtype: torch.dtype, layout: str, small: bool = False) -> Iterator[Row]:
+    """Every layer on inputs of one dtype and layout; ``small`` is for Triton's interpreter."""
+    for name in LAYERS:
+        if not (name.startswith(_TOKENS) and layout == "channels-last"):
+            yield from _case(name, device, dtype, layout, small, offset=1)
+    if dtype == torch.float32:
+        for name in _FAR_LAYERS:
+            yield from _case(name, device, dtype, layout, small, _FAR)
+
+
+def _case(name: str, device: torch.device, dtype: torch.dtype, layout: str, small: bool, offset: int) -> Iterator[Row]:
+    torch.manual_seed(0)
+    layer = _away_from_start(LAYERS[name]())
+    x = _input(name, layer, layout, small, offset).to(dtype)
+    grad = torch.randn(x.shape).to(dtype)
+    with chosen("torch"):
+        exact = _step(copy.deepcopy(layer).double(), x.double(), grad.double())
+    with chosen("triton"), counted() as launched:
+        actual = _step(layer.to(device), x.to(device), grad.to(device))
+    case = f"{name}, {str(dtype).removeprefix('torch.')}, {layout}" + (
+        f", {offset} deviations away" if offset > 1 else ""
+    )
+    yield Row(case, "kernels of Triton's launched", 0.0 if launched else math.inf, 0.0)
+    for quantity, expected in exact.items():
+        yield Row(case, quantity, _error(actual[quantity], expected), ALLOWED[dtype] if offset == 1 else _ALLOWED_FAR)
+
+
+def _away_from_start(layer: nn.Module) -> nn.Module:
+    """γ and β not 1 and 0, mixtures not even."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter) / 2)
+    return layer
+
+
+def _input(name: str, layer: nn.Module, layout: str, small: bool, offset: int) -> Tensor:
+    """Channels that differ in scale and hang together, this many deviations from zero."""
+    if name.startswith(_TOKENS):
+        return torch.randn(2 if small else 16, 7, next(layer.parameters()).numel()) * 2 + offset
+    channels = next(layer.parameters()).numel()
+    # More values than features, where the batch is whitened, and in every sample.
+    shape = (6, channels, 5, 5) if small else (32, channels, 14, 14)
+    x = torch.randn(shape)
+    x = x + 0.5 * x.roll(1, 1) + offset
+    return x.to(memory_format=torch.channels_last) if layout == "channels-last" else x
+
+
+def _step(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    """A training step, then inference: all that comes of it."""
+    x = x.requires_grad_()
+    y = layer(x)
+    y.backward(grad)
+    assert x.grad is not None
+    found = {"output": y, "gradient of the input": x.grad}
+    found |= {f"gradient of {name}": parameter.grad for name, parameter in layer.named_parameters()}
+    found |= dict(layer.named_buffers())
+    with torch.no_grad():
+        return found | {"output at inference": layer.eval()(x)}
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    expected = expected.detach().cpu().double()
+    difference = actual.detach().cpu().double() - expected
+    return (difference.abs().max() / expected.abs().max().clamp(min=1)).item()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m whitenorm.cli.gpu.agreement", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("device", type=torch.device)
+    parser.add_argument("--dtype", choices=DTYPES, help="this one alone")
+    parser.add_argument("--layout", choices=LAYOUTS, help="this one alone")
+    parser.add_argument("--small", action="store_true", help="small inputs, for Triton's interpreter")
+    options = parser.parse_args()
+    dtypes = [options.dtype] if options.dtype else list(DTYPES)
+    layouts = [options.layout] if options.layout else list(LAYOUTS)
+    found = [
+        row
+        for dtype, layout in itertools.product(dtypes, layouts)
+        for row in rows(options.device, DTYPES[dtype], layout, options.small)
+    ]
+    print(json.dumps(found))
+    return 0 if all(row.agrees for row in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,8 +1,0 @@
-"""Detection and instance segmentation: Faster R-CNN and Mask R-CNN with any norm in each part."""
-
-from __future__ import annotations
-
-from whitenorm.lab.tasks.detection.config import Detection
-from whitenorm.lab.tasks.detection.presets import PRESETS
-
-COMMANDS: dict[str, type[Detection]] = {"detection": Detection, **PRESETS}

@@ -1,3 +1,0 @@
-"""Semantic segmentation: a class for every pixel, with any norm and recipe in the net."""
-
-from whitenorm.lab.tasks.segmentation.config import COMMANDS as COMMANDS

@@ -1,7 +1,0 @@
-"""Translation by a transformer with LayerNorm or Group Whitening."""
-
-from __future__ import annotations
-
-from whitenorm.lab.tasks.translation.config import GwNmt, Translate
-
-COMMANDS: dict[str, type[Translate]] = {"translation": Translate, "gw-nmt": GwNmt}

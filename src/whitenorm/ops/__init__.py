@@ -1,0 +1,1 @@
+"""The six steps of a whitening layer, forward and backward, and the backends that run them."""

@@ -1,0 +1,187 @@
+"""Statistics across the ranks of a process group: one all-reduce forward, one backward; and ranks kept in lockstep."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from whitenorm._runtime import is_transformed
+from whitenorm.ops.types import AffineGrad, Moments
+
+Group = dist.ProcessGroup | None
+T = TypeVar("T")
+
+
+def over_ranks(local: Moments, group: Group) -> Moments:
+    """The moments of all ranks' batches joined, from those of this rank's batch, each weighted by its count.
+
+    What is added up are uncentred moments, in float64: there an offset of a thousand standard deviations, whose square
+    would drown a float32 covariance, leaves ten digits. A rank may have an empty batch; where all have, mean,
+    covariance and number are zero.
+    """
+    if group is None:
+        return local
+    mean, cov, number = local.mean.double(), local.cov.double(), local.num_values
+    if isinstance(number, int) and number == 0:
+        mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
+    second = _upper(torch.addcmul(cov, mean.unsqueeze(-1), mean.unsqueeze(-2)))
+    count, total, upper = _all_reduced((mean.new_ones(1), mean, second), group, number)
+    number = count.clamp(min=1)
+    mean, upper = total / number, upper / number
+    cov = torch.addcmul(_from_upper(upper, cov.shape[-1]), mean.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
+    dtype = local.mean.dtype
+    return Moments(mean.to(dtype), cov.to(dtype), count.squeeze().to(dtype))
+
+
+def gradient_over_ranks(local: AffineGrad | None, group: Group) -> AffineGrad | None:
+    """What the statistics that all ranks share add to dx, added up over the ranks, and over 1 value at least."""
+    if local is None or group is None:
+        return local
+    matrix, offset, mean, number = local
+    upper, offset, count = _all_reduced((_upper(matrix), offset, _count(number, offset)), group)
+    return AffineGrad(_from_upper(upper, matrix.shape[-1]), offset, mean, count.squeeze().clamp(min=1))
+
+
+def _upper(matrix: Tensor) -> Tensor:
+    """The upper triangle of symmetric matrices, which is all there is to send, as ``(..., K(K + 1)/2)``."""
+    return matrix.flatten(-2)[..., _triangle(matrix.shape[-1], matrix.device)[0]]
+
+
+def _from_upper(triangle: Tensor, size: int) -> Tensor:
+    return triangle[..., _triangle(size, triangle.device)[1]]
+
+
+def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the entries of an upper triangle are among K·K, and where those of the matrix are in the triangle.
+
+    What a compiler traces has constants of its own.
+    """
+    return _places(size, device) if is_transformed() else _kept_places(size, device)
+
+
+def _places(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    row, column = torch.triu_indices(size, size, device=device)
+    place = torch.empty(size, size, dtype=torch.long, device=device)
+    place[row, column] = place[column, row] = torch.arange(len(row), device=device)
+    return row * size + column, place
+
+
+_kept_places = functools.cache(_places)
+
+
+def _count(number: int | Tensor, like: Tensor) -> Tensor:
+    """A number as a tensor ``(1,)``, filled in where it is used: a copy from the host would wait for the device."""
+    return number.reshape(1).to(like.dtype) if isinstance(number, Tensor) else like.new_full((1,), number)
+
+
+# What a rank reports: at a batch or a collective, out of batches, failed to read a batch, failed to process one.
+_GOING, _ENDED, _UNREAD, _FAILED = range(4)
+
+
+class Lockstep:
+    """Keep ranks together while each runs code of its own, which may fail on some of them.
+
+    The ranks report to each other at every batch, and wherever :meth:`check` stands, before a collective. Where one has
+    failed, all raise; otherwise they would wait in a collective for it. A report is a small collective per group, with
+    a host sync.
+
+    Args:
+        groups: the process groups of this rank, each with the device that its collectives run on.
+    """
+
+    def __init__(self, groups: dict[dist.ProcessGroup, torch.device]) -> None:
+        self._groups = groups
+        # The groups whose ranks all know of a failure.
+        self._informed: set[dist.ProcessGroup] = set()
+        self._count = 0
+
+    def batches(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield the batches as long as all ranks have one; raise on all ranks where some do not."""
+        iterator: Iterator[T] | None = None
+        while True:
+            state = _GOING
+            try:
+                iterator = iter(batches) if iterator is None else iterator
+                batch = next(iterator)
+            except StopIteration:
+                state = _ENDED
+            except BaseException:
+                self._report(_UNREAD)
+                raise
+            states = self._exchange(state, self._groups)
+            self._raise_failure(states)
+            self._check_numbers(states)
+            if state == _ENDED:
+                return
+            self._count += 1
+            yield batch
+
+    @contextmanager
+    def processing(self) -> Iterator[None]:
+        """Report an error within the context to the other ranks before it is raised."""
+        try:
+            yield
+        except BaseException:
+            self._report(_FAILED)
+            raise
+
+    def check(self, group: Group) -> None:
+        """Raise if a rank of the group has failed. Call it on all ranks before a collective that may be left out."""
+        if group is not None:
+            self._raise_failure(self._exchange(_GOING, [group]))
+
+    def _exchange(self, state: int, groups: Iterable[dist.ProcessGroup]) -> dict[int, int]:
+        """The state of every rank of the groups, by its global rank."""
+        reports = []
+        for group in groups:
+            flags = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=self._groups[group])
+            flags[dist.get_rank(group)] = state
+            # To all groups at once: their ranks may be waiting for each other.
+            reports.append((group, flags, dist.all_reduce(flags, group=group, async_op=True)))
+        states = {dist.get_rank() if self._groups else 0: state}
+        for group, flags, work in reports:
+            work.wait()
+            reported = dict(zip(dist.get_process_group_ranks(group), flags.tolist(), strict=True))
+            if max(reported.values()) >= _UNREAD:
+                self._informed.add(group)
+            states |= {rank: max(other, states.get(rank, 0)) for rank, other in reported.items()}
+        return states
+
+    def _report(self, state: int) -> None:
+        """Tell the ranks that do not know it of a failure of this one, or of one that it was told of."""
+        # A process group that is broken cannot be told; the error that is being raised says why.
+        with suppress(RuntimeError):
+            self._exchange(state, [group for group in self._groups if group not in self._informed])
+
+    def _raise_failure(self, states: dict[int, int]) -> None:
+        failed = [rank for rank, state in states.items() if state >= _UNREAD]
+        if not failed:
+            return
+        unread = any(state == _UNREAD for state in states.values())
+        task = f"read batch {self._count + 1}" if unread else f"process batch {self._count}"
+        ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {sorted(failed)}"
+        raise RuntimeError(f"expected all ranks to {task} (got an error on {ranks}); see the traceback there")
+
+    def _check_numbers(self, states: dict[int, int]) -> None:
+        ended = sum(state == _ENDED for state in states.values())
+        going = len(states) - ended
+        if going and ended:
+            raise ValueError(
+                f"expected the same number of batches on all ranks (got {self._count} on {ended} of them, and more on "
+                f"{going}); give the same number to all, some of them empty if need be, x[:0]"
+            )
+
+
+def _all_reduced(tensors: tuple[Tensor, ...], group: Group, number: int | Tensor = 1) -> list[Tensor]:
+    """The sums over the ranks, each rank's counted ``number`` times, by one collective."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    flat = flat if isinstance(number, int) and number == 1 else flat * number
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

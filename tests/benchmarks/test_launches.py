@@ -1,0 +1,88 @@
+"""What benchmarks/launches.py counts: no more than the papers' own, and what docs/gpu.md says."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import whitenorm
+from benchmarks import collectives, launches, resnet
+from benchmarks.launch_tables import counts, markdown
+from benchmarks.roofline.work import layer_work, step_work
+from whitenorm.cli.gpu.cases import CASES
+
+# Operations of the authors' code; LayerWhitening has none, and DBN's takes the groups one by one.
+AUTHORS = {"IterNorm": 101, "SW": 175, "GW": 124, "IW": 124}
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    return {name: launches.layer_rows(name, case) for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_no_more_operations_and_bytes_than_the_papers_formulation(fresh, name, kernels):
+    if kernels not in fresh[name]:
+        pytest.skip("no Triton")
+    own, paper = fresh[name][kernels], fresh[name]["paper"]
+    number = own["forward"] + own["backward"]
+    assert number <= paper["forward"] + paper["backward"]
+    assert number <= AUTHORS.get(name, number)
+    assert own["passes"] <= paper["passes"]
+
+
+def test_the_page_is_not_stale(fresh):
+    """Else: python -m benchmarks.launches --write."""
+    pytest.importorskip("triton")
+    assert counts({"layers": fresh}) in launches.PAGE.read_text()
+
+
+def test_the_tables_are_those_of_the_results():
+    results = json.loads(launches.RESULTS.read_text())
+    assert launches.RESULTS.with_suffix(".md").read_text() == f"{markdown(results)}\n"
+
+
+def test_a_net_is_the_sum_of_its_parts(monkeypatch):
+    """Norms counted by themselves, and the rest without them, are the whole."""
+
+    def small():
+        with torch.device("meta"):
+            return nn.Sequential(
+                nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 36, 1000)
+            )
+
+    monkeypatch.setattr(resnet, "_model", small)
+    monkeypatch.setattr(resnet, "RESOLUTION", 8)
+    resnet._shapes.cache_clear()
+    resnet._without_norms.cache_clear()
+    try:
+        parts = resnet.step("iternorm", "torch")
+    finally:
+        resnet._shapes.cache_clear()
+        resnet._without_norms.cache_clear()
+    model = whitenorm.convert_(small(), "iternorm")
+    labels = torch.empty(resnet.BATCH, dtype=torch.long, device="meta")
+    whole = step_work(lambda: F.cross_entropy(model(resnet._images()), labels)).operations
+    assert sorted(parts) == sorted(whole)
+
+
+@pytest.mark.parametrize("channels", [64, 128])
+def test_what_ranks_send(channels):
+    """Triangles of 64 features: in float64 forward, in float32 back; one collective each way."""
+    norm = resnet.Norm(whitenorm.IterNorm(channels), (8, channels, 4, 4))
+    (found,) = collectives.synchronised([norm], "torch")
+    numbers = 1 + channels // 64 * (64 + 64 * 65 // 2)
+    assert collectives.messages(found) == [8 * numbers, 4 * numbers]
+    assert not collectives.messages(layer_work(whitenorm.IterNorm(channels), norm.shape).operations)
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_model_of_an_all_reduce():
+    within = collectives.START + 6 * collectives.HOP_WITHIN
+    assert collectives.all_reduce_seconds(0, 8) == pytest.approx(within)
+    assert collectives.all_reduce_seconds(0, 64) == pytest.approx(within + 6 * collectives.HOP_BETWEEN)
+    large = collectives.all_reduce_seconds(10**9, 8) - within
+    assert large == pytest.approx(2 * 7 / 8 * 1e9 / collectives.LINK_WITHIN)

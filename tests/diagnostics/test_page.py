@@ -1,0 +1,346 @@
+"""The page of an inspection: its content, and what a browser makes of it."""
+
+import base64
+import math
+import struct
+import sys
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+import whitenorm
+from tests.helpers.browser import look
+from tests.helpers.models import ResNet
+from whitenorm.cli import main
+from whitenorm.diagnostics import Inspection, condition_number, html_page, inspect
+from whitenorm.diagnostics.conditioning import correlations_of, covariance
+from whitenorm.diagnostics.page.heat import heat_map
+from whitenorm.diagnostics.page.plots import LogAxis, log_axis
+from whitenorm.diagnostics.page.text import number, percent
+
+VOID = {"meta", "link", "img", "br"}
+
+
+class Parsed(HTMLParser):
+    """Elements with their attributes, text by element, and whether all that opens closes."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.found, self.texts = [], [], []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def all(self, tag, **wanted):
+        return [a for t, a in self.found if t == tag and all(a.get(k) == v for k, v in wanted.items())]
+
+    def text(self, tag):
+        return [data for t, data in self.texts if t == tag]
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 6), nn.BatchNorm1d(6))
+
+
+@pytest.fixture(scope="module")
+def runs():
+    model, x = net(), torch.randn(256, 6, generator=torch.Generator().manual_seed(0))
+    return {"BatchNorm": inspect(model, x), "ZCA": inspect(whitenorm.convert_(model, "dbn"), x)}
+
+
+def test_reports_carry_spectra_and_correlations():
+    x = torch.randn(300, 80) * torch.linspace(1, 2, 80) + 0.5 * torch.randn(300, 1)
+    (report,) = inspect(nn.Sequential(nn.BatchNorm1d(80)), x)
+    assert len(report.spectrum_before) == len(report.spectrum_after) == 80
+    assert report.spectrum_before == sorted(report.spectrum_before, reverse=True)
+    assert report.spectrum_before[0] / report.spectrum_before[-1] == pytest.approx(condition_number(x))
+    assert report.correlations_before.shape == (64, 64)
+    torch.testing.assert_close(report.correlations_before, torch.corrcoef(x[:, :64].T), atol=1e-5, rtol=0)
+    assert set(inspect(nn.Sequential(nn.BatchNorm1d(80)), x).to_dicts()[0]).isdisjoint(
+        {"spectrum_before", "correlations_before"}
+    )
+
+
+def test_constant_channels_correlate_with_nothing():
+    x = torch.randn(50, 3)
+    x[:, 1] = 2
+    assert correlations_of(covariance(x))[1].tolist() == [0, 0, 0]
+
+
+def test_frame(runs, monkeypatch):
+    pytest.importorskip("pandas")
+    frame = runs["BatchNorm"].to_frame()
+    assert list(frame["name"]) == ["1", "4"]
+    assert frame["condition_before"][1] == runs["BatchNorm"][1].condition_before
+    assert list(Inspection().to_frame().columns) == list(frame.columns) == list(runs["BatchNorm"].to_dicts()[0])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs pandas.*pip install 'whitenorm\[inspect\]'"):
+        runs["BatchNorm"].to_frame()
+
+
+def test_every_layer_has_its_plots(runs):
+    page = Parsed(html_page(runs, "Two runs"))
+    assert page.text("title")[0] == page.text("h1")[0] == "Two runs"
+    assert [a["id"] for a in page.all("div", **{"class": "blocks"})] == ["layer-1", "layer-2"]
+    # A lane a layer, and for two layers and two runs one of spectra and two of correlations.
+    plots = page.all("svg", role="img")
+    assert len(plots) == 2 + 4
+    assert all(a["aria-label"] for a in plots)
+    assert len(page.all("img")) == 8
+    assert len({a["alt"] for a in page.all("img")}) == 8
+    assert len(page.all("polyline", **{"class": "output"})) == 4
+    assert {a["href"] for a in page.all("a")} == {"#layer-1", "#layer-2"}
+    words = " ".join(data for _, data in page.texts)
+    assert "the first 64 of 96 channels" in words
+    assert "all 6 channels" in words
+    # Ninety channels made of six have no variance of their own.
+    assert "90 of 96 of the input are zero but for rounding" in words
+    assert number(runs["ZCA"][1].condition_after) in page.text("td")
+
+
+def test_nothing_is_loaded_from_elsewhere_and_no_script_runs(runs):
+    page = runs["ZCA"].to_html()
+    parsed = Parsed(page)
+    sources = [a.get("src") or a.get("href") or "" for _, a in parsed.found]
+    assert all(source.startswith(("data:", "#")) or not source for source in sources)
+    assert not parsed.all("script")
+    assert "http" not in page.replace("http-equiv", "")
+    assert "url(" not in page
+
+
+def test_layers_of_one_run_only_stand_alone():
+    x = torch.randn(64, 6)
+    shorter = inspect(nn.Sequential(nn.BatchNorm1d(6)), x)
+    other = inspect(nn.Sequential(nn.Identity(), nn.BatchNorm1d(6)), x)
+    page = Parsed(html_page({"a": shorter, "b": other}))
+    assert [a["href"] for a in page.all("a")][:2] == ["#layer-1", "#layer-2"]
+    assert page.text("b")[1:] == ["0", "1"]
+    assert len(page.all("polyline")) == 4
+
+
+def test_text_is_escaped(runs):
+    evil = "<script>alert('\"&')</script>"
+    reports = Inspection(replace(r, name=evil, kind=evil, advice=[evil]) for r in runs["ZCA"][:1])
+    page = html_page({evil: reports, "b" + evil: reports}, title=evil)
+    assert "<script" not in page
+    parsed = Parsed(page)
+    assert parsed.text("title")[0] == evil
+    assert evil in parsed.text("li")
+    assert f"Eigenvalues of input and output of {evil}, {evil}, log scale" in {
+        a["aria-label"] for a in parsed.all("svg", role="img")
+    }
+
+
+def test_a_large_model_makes_a_page_of_reasonable_size(runs):
+    large = replace(
+        runs["ZCA"][0],
+        width=2048,
+        spectrum_before=sorted(torch.rand(2048).tolist(), reverse=True),
+        spectrum_after=sorted(torch.rand(2048).tolist(), reverse=True),
+        correlations_before=2 * torch.rand(64, 64) - 1,
+        correlations_after=2 * torch.rand(64, 64) - 1,
+    )
+    reports = Inspection(replace(large, name=f"layer{i}") for i in range(53))
+    page = html_page({"before": reports, "after": reports})
+    assert len(page.encode()) < 3e6
+    assert len(Parsed(page).all("details", **{"class": "layer"})) == 53
+    assert page.count('<details class="layer" open>') == 2
+
+
+def test_an_empty_page_is_an_error():
+    with pytest.raises(ValueError, match="expected at least one inspection"):
+        html_page({})
+    with pytest.raises(ValueError, match="got 1 without"):
+        Inspection().to_html()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "–"),
+        (64, "64"),
+        (0.0, "0"),
+        (1.0, "1"),
+        (0.0123456, "0.0123"),
+        (1234.5, "1234"),
+        (999.9, "1000"),
+        (9999.7, "1.00×10⁴"),
+        (-0.5, "−0.5"),
+        (123456.0, "1.23×10⁵"),
+        (-1.5e-7, "−1.50×10⁻⁷"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_numbers(value, words):
+    assert number(value) == words
+
+
+def test_shares():
+    assert percent(0.1234) == "12.3 %"
+    assert percent(math.nan) == "NaN"
+
+
+def test_log_axis():
+    assert log_axis([3, 250, 0, math.inf, math.nan]) == LogAxis(0, 3)
+    assert log_axis([1, 1]) == LogAxis(0, 1)
+    assert log_axis([]) == LogAxis(0, 1)
+    axis = log_axis([1e-12, 1e6])
+    assert (axis.place(1e6), axis.place(1e-3), axis.place(1e-12)) == (0, 50, 100)
+    assert len(axis.ticks()) <= 6
+
+
+def test_heat_map_is_the_matrix():
+    matrix = torch.tensor([[1.0, -1.0, 0.0], [0.5, math.nan, 7.0]])
+    data = base64.b64decode(heat_map(matrix).split(",")[1])
+    chunks, at = {}, 8
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at : at + 8])
+        body = data[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + body)
+        chunks[kind], at = body, at + 12 + size
+    assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (3, 2)
+    pixels = zlib.decompress(chunks[b"IDAT"])
+    colours = [tuple(chunks[b"PLTE"][3 * p : 3 * p + 3]) for p in pixels[1:4] + pixels[5:8]]
+    red, blue, white, orange, grey, clipped = colours
+    assert white == (255, 255, 255)
+    assert grey == (128, 128, 128)
+    assert red == clipped
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    assert orange[0] > orange[2]
+
+
+def hard_cases(runs):
+    """Singular, constant and one-channel features, numbers that are none, and a long name."""
+    worst = replace(
+        runs["ZCA"][1],
+        name="a_very_long_name_of_a_layer." * 5,
+        condition_before=math.nan,
+        condition_after=math.inf,
+        gradient_ratio=math.nan,
+        drift=math.inf,
+        spectrum_after=[math.inf, 1.0, math.nan, 0.0, 0.0, 0.0],
+        dead_after=3,
+        correlations_after=torch.full((6, 6), math.nan),
+    )
+    constant = inspect(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(16, 3))
+    single = inspect(nn.BatchNorm1d(1), torch.randn(16, 1))
+    many = (replace(runs["ZCA"][1], name=f"layer{i}.norm", condition_after=10.0**i) for i in range(14))
+    return Inspection([worst, *constant, *single, *many])
+
+
+def test_hard_cases(runs):
+    page = Parsed(hard_cases(runs).to_html())
+    assert {"NaN", "∞", "(the model itself)"} <= {data for _, data in page.texts}
+    words = " ".join(page.text("figcaption"))
+    assert "3 of 6 of the output are zero" in words
+    assert "2 of 6 of the output are not finite" in words
+    numbers = [a[key] for tag, a in page.found for key in ("x", "y", "cx", "cy", "points") if key in a]
+    assert not any("nan" in value or "inf" in value for value in numbers)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser(runs, tmp_path, width, dark):
+    path = tmp_path / "page.html"
+    hard = hard_cases(runs)
+    path.write_text(html_page({**runs, "hard": hard}) if dark else hard.to_html(), encoding="utf-8")
+    seen = look(path, width, dark=dark)
+    seen.check()
+    lanes = len({row.name for reports in (*runs.values(), hard) for row in reports}) if dark else len(hard)
+    assert len(seen.plots) == lanes + 3 * (4 + len(hard) if dark else len(hard))
+    if width == 1280:
+        assert seen.cut == []
+
+
+def test_no_column_of_a_conversion_is_cut_off(tmp_path):
+    torch.manual_seed(0)
+    model, x = ResNet(2), torch.randn(4, 3, 16, 16)
+    runs = {"a_model_with_a_long_name": inspect(model, x)}
+    runs["with dbn at s1-b2+df"] = inspect(whitenorm.convert_(model, "dbn"), x)
+    path = tmp_path / "page.html"
+    path.write_text(html_page(runs), encoding="utf-8")
+    seen = look(path, 1280)
+    seen.check()
+    assert seen.cut == []
+
+
+def test_layers_are_named_on_the_axis_and_what_changed_is_picked_out(runs):
+    model = net()
+    x = torch.randn(256, 6)
+    reports = {"old": inspect(model, x), "new": inspect(whitenorm.convert_(model, "dbn", where="l1"), x)}
+    page = Parsed(html_page(reports))
+    names = [data for tag, data in page.texts if tag == "a"]
+    assert names[:2] == ["1", "4"]
+    assert [a.get("class") for a in page.all("li")][1:3] == ["changed", None]
+    assert "BatchNorm1d → DecorrelatedBatchNorm" in page.text("span")
+    assert len(page.all("tbody", **{"class": "changed"})) == 1
+    words = " ".join(data for _, data in page.texts)
+    assert "1 of 2 norms: BatchNorm1d → DecorrelatedBatchNorm" in words
+    # Only the layer that changed is open.
+    assert [("open" in a) for a in page.all("details", **{"class": "layer"})] == [True, False]
+    better = [a for a in page.all("td") if a.get("class", "").endswith("better")]
+    assert len(better) >= 2
+    alone = Parsed(html_page({"a": reports["old"], "b": reports["old"]}))
+    assert "none of 2 norms is of another kind" in " ".join(data for _, data in alone.texts)
+    assert not alone.all("tbody", **{"class": "changed"})
+
+
+def test_the_browser_check_can_fail(tmp_path):
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<!doctype html><meta charset=utf-8><div style='width:2000px;font-size:9px'>wide</div><svg role=img>"
+        "<text x=5 y=20>one</text><text x=9 y=22>two</text></svg><script>undefined_name()</script>"
+        "<img src='https://example.invalid/a.png'>"
+        "<div class=scroll aria-label=wide style='width:100px;overflow:auto'><p style='width:200px'>wide</div>"
+    )
+    seen = look(path, 390)
+    assert seen.cut == ["wide: 200 in 100"]
+    assert seen.scroll_width > 390
+    assert seen.smallest_font == (9, "wide")
+    assert "one on two" in seen.clashes[0]
+    assert any("undefined_name" in error for error in seen.errors)
+    assert seen.requests == ["https://example.invalid/a.png"]
+    assert seen.broken_images == 1
+    assert seen.unnamed_plots == 2
+
+
+def test_command(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from torch import nn\n\ndef net():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(288, 4))\n"
+    )
+    page, table = tmp_path / "page.html", tmp_path / "table.csv"
+    arguments = ["--layer", "iternorm", "--shape", "8", "3", "8", "8", "--html", str(page), "--csv", str(table)]
+    assert main(["inspect", f"{file}:net", *arguments]) == 0
+    assert "Page:" in capsys.readouterr().out
+    headings = Parsed(page.read_text(encoding="utf-8")).text("h3")
+    assert headings[-2:] == [f"{file}:net: BatchNorm2d", "with iternorm at all: IterNorm"]
+    lines = table.read_text().splitlines()
+    assert [line.split(",")[:4] for line in lines[1:]] == [
+        ["before", "0", "1", "BatchNorm2d"],
+        ["after", "0", "1", "IterNorm"],
+    ]
+    assert main(["inspect", f"{file}:net", "--shape", "8", "3", "8", "8", "--html", str(file / "p")]) == 1
+    assert "exists" in capsys.readouterr().err

@@ -1,0 +1,384 @@
+"""What the processes of the distributed tests run: each compares itself with one process on the joined batch."""
+
+import copy
+import datetime
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import whitenorm
+from tests.helpers.cases import randomise
+
+FIVE = ("bw", "iw", "bn", "in", "ln")
+LAYERS = {
+    "iternorm": lambda: whitenorm.IterNorm(6, 3),
+    "dbn": lambda: whitenorm.DecorrelatedBatchNorm(6, 3),
+    "cholesky": lambda: whitenorm.BatchWhitening(6, solver="cholesky", affine=False),
+    "bw-sigma": lambda: whitenorm.BatchWhitening(6, population="covariance", momentum=None),
+    "sw": lambda: whitenorm.SwitchableWhitening(6, 3),
+    "sw5": lambda: whitenorm.SwitchableWhitening(6, 3, FIVE),
+    "sw-batch": lambda: whitenorm.SwitchableWhitening(6, 3, ("bw", "bn")),
+}
+SIZES = {2: [(5, 3), (6, 0), (1, 1)], 3: [(4, 1, 3), (0, 5, 2)], 4: [(3, 2, 0, 4), (1, 1, 1, 1)]}
+
+
+needs_fsdp = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this version of torch does not run on CPUs"
+)
+
+
+@contextmanager
+def gloo(path, rank=0, world=1):
+    """A process group."""
+    # A collective that some rank leaves out shall fail, not hang.
+    timeout = datetime.timedelta(seconds=90)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
+    try:
+        yield
+    finally:
+        # In torch 2.6 this waits for gloo's threads while it holds the interpreter's lock, which they may still need to
+        # let go of the last tensors.
+        time.sleep(0.1)
+        dist.destroy_process_group()
+
+
+def start(rank, world, path, function):
+    """A process of a group."""
+    torch.set_num_threads(1)
+    with gloo(path, rank, world):
+        function(rank, world)
+
+
+def close(actual, expected, what):
+    error = (actual - expected).abs().max().item() if actual.numel() else 0.0
+    scale = 1 + (expected.abs().max().item() if expected.numel() else 0.0)
+    assert error <= 1e-8 * scale, f"{what}: error {error:.1e} at scale {scale:.1e}"
+
+
+def summed(tensor):
+    tensor = tensor.clone()
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def equal_to_the_joined_batch(rank, world):
+    """Forward, gradients and buffers, for batches of uneven sizes."""
+    for name, make in LAYERS.items():
+        for sizes in SIZES[world]:
+            for shape in [(6, 4, 5)] + ([(6,)] if name in ("iternorm", "dbn", "sw-batch") else []):
+                torch.manual_seed(0)
+                alone = randomise(make().double())
+                layer = whitenorm.synchronize_(copy.deepcopy(alone))
+                x = torch.randn(sum(sizes), *shape, dtype=torch.float64) * 2 + 100
+                grad = torch.randn_like(x)
+                mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+                joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+                for _ in range(2):
+                    expected, y = alone(joined), layer(local)
+                expected.backward(grad)
+                y.backward(grad[mine])
+                what = f"{name} {sizes} {shape} on rank {rank}: "
+                close(y, expected[mine], what + "output")
+                close(local.grad, joined.grad[mine], what + "gradient of the input")
+                for (key, parameter), other in zip(layer.named_parameters(), alone.parameters(), strict=True):
+                    close(summed(parameter.grad), other.grad, what + f"gradient of {key}")
+                for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
+                    close(buffer, other, what + key)
+
+
+def padding_of_all_ranks_counts_for_nothing(rank, world):
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.IterNorm(6, 3).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    x = torch.randn(2 * world, 6, 5, dtype=torch.float64)
+    mask = torch.rand(2 * world, 5) < 0.6
+    mine = slice(2 * rank, 2 * rank + 2)
+    joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+    expected, y = alone(joined, mask=mask), layer(local, mask=mask[mine])
+    (expected**3).sum().backward()
+    (y**3).sum().backward()
+    close(y, expected[mine], "output with padding")
+    close(local.grad, joined.grad[mine], "gradient of the input with padding")
+    close(layer.running_whitening, alone.running_whitening, "running matrix with padding")
+
+
+def empty_on_all_ranks(rank, world):
+    """Leaves gradients at zero and statistics as they were; what comes after is as if it had not been."""
+    for name, make in LAYERS.items():
+        torch.manual_seed(0)
+        layer = whitenorm.synchronize_(randomise(make()))
+        x = torch.randn(5, 6, 4, 5) + rank
+        layer(x)
+        before, without = copy.deepcopy(dict(layer.named_buffers())), copy.deepcopy(layer)
+        empty = x[:0].clone().requires_grad_()
+        y = layer(empty)
+        y.sum().backward()
+        assert y.shape == empty.grad.shape == (0, 6, 4, 5)
+        for key, parameter in layer.named_parameters():
+            assert torch.equal(parameter.grad, torch.zeros_like(parameter)), f"{name}: gradient of {key}"
+        for key, buffer in layer.named_buffers():
+            assert torch.equal(buffer, before[key]), f"{name}: {key}"
+        layer(2 * x)
+        without(2 * x)
+        for buffer, other in zip(layer.buffers(), without.buffers(), strict=True):
+            assert torch.equal(buffer, other), name
+
+
+def one_collective_each_way(rank, world):
+    calls = []
+    original = dist.all_reduce
+
+    def counted(*arguments, **options):
+        calls.append(options.get("group"))
+        return original(*arguments, **options)
+
+    dist.all_reduce = counted
+    for make in LAYERS.values():
+        layer = whitenorm.synchronize_(make())
+        x = torch.randn(4, 6, 3, 3, requires_grad=True)
+        y = layer(x)
+        assert len(calls) == 1
+        y.sum().backward()
+        assert len(calls) == 2
+        layer.eval()(x).sum().backward()
+        assert len(calls) == 2, "a collective in eval mode"
+        calls.clear()
+    dist.all_reduce = original
+
+
+def offset_survives(rank, world):
+    """A mean of a thousand standard deviations, in float32."""
+    torch.manual_seed(0)
+    x = torch.randn(world * 64, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64)
+    layer = whitenorm.synchronize_(whitenorm.BatchWhitening(4, population="covariance", momentum=1.0))
+    layer((x + 1000)[rank * 64 : rank * 64 + 64].float())
+    error = (layer.running_cov[0] - torch.cov(x.T, correction=0)).abs().max()
+    assert error < 1e-3 * torch.cov(x.T).abs().max()
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), whitenorm.IterNorm(6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3)]
+    layers += [whitenorm.SwitchableWhitening(6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4)]
+    return nn.Sequential(*layers).double()
+
+
+def inside(wrap, what, rank, world):
+    """Gradients and buffers of a network whose parameters are kept by a wrapper such as DDP."""
+    torch.manual_seed(1)
+    x, labels = torch.randn(3 * world, 3, 8, 8, dtype=torch.float64), torch.randint(4, (3 * world,))
+    mine = slice(3 * rank, 3 * rank + 3)
+    alone, wrapped = network(), wrap(whitenorm.synchronize_(network()), world)
+    nn.functional.cross_entropy(alone(x), labels).backward()
+    nn.functional.cross_entropy(wrapped(x[mine]), labels[mine]).backward()
+    for parameter, other in zip(wrapped.parameters(), alone.parameters(), strict=True):
+        grad = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+        close(grad, other.grad, what)
+    for buffer, other in zip(wrapped.buffers(), alone.buffers(), strict=True):
+        close(buffer, other, what + ": buffers")
+
+
+def inside_ddp(rank, world):
+    inside(lambda model, _: DistributedDataParallel(model), "DDP", rank, world)
+
+
+def inside_fsdp(rank, world):
+    inside(sharded, "FSDP2", rank, world)
+
+
+def sharded(model, world):
+    mesh = init_device_mesh("cpu", (world,))
+    for module in model:
+        if list(module.parameters()):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def broadcast_buffers(rank, world):
+    """Into a running covariance in eval mode, and by DDP before a forward: the matrix is that of the new one."""
+    layer = whitenorm.BatchWhitening(4, solver="zca", population="covariance", affine=False)
+    layer(torch.randn(16, 4, generator=torch.Generator().manual_seed(rank)))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+
+    def same_on_all_ranks(y):
+        outputs = [torch.empty(3, 4) for _ in range(world)]
+        dist.all_gather(outputs, y.detach())
+        return all(torch.equal(output, outputs[0]) for output in outputs)
+
+    assert not same_on_all_ranks(layer.eval()(x))
+    for buffer in layer.buffers():
+        dist.broadcast(buffer, 0)
+    assert same_on_all_ranks(layer(x))
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), layer)).train()
+    layer.eval()
+    assert same_on_all_ranks(model(x))
+    if rank == 0:
+        layer.running_cov.mul_(9)
+    assert same_on_all_ranks(model(x))
+
+
+def subgroup_and_recalibration(rank, world):
+    """Only the ranks of the group count; recalibration joins their data."""
+    group = dist.new_group([0, 1])
+    if rank > 1:
+        return
+    layer = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4).double()), group)
+    assert layer[0].process_group is group
+    torch.manual_seed(0)
+    data = torch.randn(2, 3, 8, 4, dtype=torch.float64) + torch.arange(2, dtype=torch.float64).view(2, 1, 1, 1)
+    whitenorm.recalibrate_(layer, data[rank], progress=False)
+    close(layer[0].running_mean, data.flatten(0, 2).mean(0), "recalibrated mean")
+    # An empty batch on one rank adds nothing.
+    uneven = [data[rank][0], data[rank][1] if rank == 0 else data[rank][1][:0]]
+    whitenorm.recalibrate_(layer, uneven, progress=False)
+    values = torch.cat([data[0, :2].flatten(0, 1), data[1, 0]])
+    close(layer[0].running_mean, values.mean(0), "recalibrated mean with an empty batch")
+
+
+class Unsynchronised(nn.SyncBatchNorm):
+    """Its own forward runs on GPUs only, but what is recalibrated are its inputs."""
+
+    forward = nn.BatchNorm2d.forward
+
+
+def recalibration_in_step(rank, world):
+    """Ranks with more or fewer batches than others, without any, or with an error: an error on all, and no change."""
+    model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.BatchWhitening(4)))
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(8, 4)
+
+    def broken():
+        yield x
+        if rank == 1:
+            raise OSError("disk")
+        yield x
+
+    class Unreadable:
+        def __iter__(self):
+            raise OSError("disk")
+
+    cases = {
+        "one without data": (ValueError, rf"got 0 on 1 of them, and more on {world - 1}\)", [] if rank == 1 else [x]),
+        "one with more": (ValueError, rf"got 2 on {world - 1} of them, and more on 1\)", [x] * (3 if rank == 0 else 2)),
+        "all without data": (ValueError, "at least one batch", []),
+        "all empty": (ValueError, "got 2 batches, and fewer than 2 values", [x[:0]] * 2),
+    }
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 2 \(got an error on rank 1\)")
+    cases["one that breaks off"] = error, words, broken()
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 1 \(got an error on rank 1\)")
+    cases["one that does not begin"] = error, words, Unreadable() if rank == 1 else [x]
+    for what, (error, words, batches) in cases.items():
+        with pytest.raises(error, match=words):
+            whitenorm.recalibrate_(model, batches, progress=False)
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, before[key]), f"{what}: {key}"
+
+    # A rank whose batches are all empty takes the others' statistics.
+    data = torch.randn(world, 2, 8, 4, generator=torch.Generator().manual_seed(0))
+    whitenorm.recalibrate_(model, data[rank] if rank == 0 else data[rank][:, :0], progress=False)
+    assert torch.allclose(model[0].running_mean, data[0].flatten(0, 1).mean(0), atol=1e-6)
+
+    norm = Unsynchronised(4)
+    whitenorm.recalibrate_(norm, data[rank][..., None, None], progress=False)
+    assert torch.allclose(norm.running_mean, data.flatten(0, 2).mean(0), atol=1e-6)
+    assert torch.allclose(norm.running_var, data.flatten(0, 2).var(0), atol=1e-6)
+
+
+class Failing(nn.Module):
+    """Raise an error in the given call, counted from 1."""
+
+    def __init__(self, call, error):
+        super().__init__()
+        self.left, self.error = call, error
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return x
+
+
+def failing_hook(layer):
+    def hook(*_):
+        raise OSError("hook")
+
+    layer.register_forward_hook(hook)
+
+
+def recalibration_with_an_error_in_the_model(rank, world):
+    """Wherever it is raised on one rank, all raise at once, and nothing is changed; the group can still be used."""
+    x = torch.randn(8, 4)
+
+    def model(place=None, call=2, error=None):
+        layers = [whitenorm.IterNorm(4), nn.Identity(), whitenorm.SwitchableWhitening(4), nn.Identity()]
+        if rank == 1 and place is not None:
+            layers.insert(place, Failing(call, error))
+        return whitenorm.synchronize_(nn.Sequential(*layers))
+
+    def with_hook():
+        broken = model()
+        if rank == 1:
+            failing_hook(broken[2])
+        return broken
+
+    whole, narrow = [x, x, x], [x, x, x[:, :3]]
+    told = r"expected all ranks to process batch {} \(got an error on rank 1\)"
+    cases = [
+        (model(0, error=OSError("first")), whole, OSError, "first", 2),
+        (model(2, error=OSError("between")), whole, OSError, "between", 2),
+        (model(4, 3, OSError("last")), whole, OSError, "last", 3),
+        (model(2, error=KeyboardInterrupt("stop")), whole, KeyboardInterrupt, "stop", 2),
+        (with_hook(), whole, OSError, "hook", 1),
+        (model(), narrow if rank == 1 else whole, ValueError, "expected 4 channels", 3),
+        (model(), [x.long() if rank == 1 else x], ValueError, "floating-point", 1),
+    ]
+    for broken, batches, error, words, number in cases:
+        before = copy.deepcopy(broken.state_dict())
+        error, words = (error, words) if rank == 1 else (RuntimeError, told.format(number))
+        start = time.monotonic()
+        with pytest.raises(error, match=words):
+            whitenorm.recalibrate_(broken.eval(), batches, progress=False)
+        assert time.monotonic() - start < 30
+        for key, value in broken.state_dict().items():
+            assert torch.equal(value, before[key]), key
+        assert not any(module.training for module in broken.modules())
+    data = torch.randn(world, 8, 4, generator=torch.Generator().manual_seed(0))
+    recalibrated = whitenorm.recalibrate_(model(), [data[rank]], progress=False)
+    assert torch.allclose(recalibrated[0].running_mean, data.flatten(0, 1).mean(0), atol=1e-6)
+
+
+def recalibration_with_an_error_and_several_groups(rank, world):
+    """A rank that is told of the error in one group tells its others."""
+    pair = dist.new_group([0, 1])
+    model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.IterNorm(4)))
+    model[0].process_group = pair if rank < 2 else None
+    if rank == 1:
+        model.insert(0, Failing(1, OSError("disk")))
+    error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"got an error on ranks? .*1\]?\)")
+    with pytest.raises(error, match=words):
+        whitenorm.recalibrate_(model, torch.randn(2, 8, 4), progress=False)
+
+
+def all_checks(rank, world):
+    equal_to_the_joined_batch(rank, world)
+    padding_of_all_ranks_counts_for_nothing(rank, world)
+    empty_on_all_ranks(rank, world)
+    one_collective_each_way(rank, world)
+    offset_survives(rank, world)
+    if world < 4:
+        inside_ddp(rank, world)
+        broadcast_buffers(rank, world)
+        subgroup_and_recalibration(rank, world)
+        recalibration_in_step(rank, world)
+        recalibration_with_an_error_in_the_model(rank, world)
+        recalibration_with_an_error_and_several_groups(rank, world)

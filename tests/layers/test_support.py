@@ -1,0 +1,30 @@
+"""The compatibility page says what is so: every cell of its table is checked here."""
+
+import pytest
+import torch
+
+from tests.helpers import ranks, support
+
+
+@pytest.fixture(scope="module")
+def table():
+    return support.written_table(support.PAGE.read_text(encoding="utf-8"))
+
+
+def test_the_table_has_all_layers_and_tools(table):
+    assert list(table) == list(support.TOOLS)
+    assert all(list(row) == list(support.LAYERS) for row in table.values())
+
+
+@pytest.mark.parametrize(
+    "tool", [pytest.param(tool, marks=ranks.needs_fsdp) if tool == "FSDP2" else tool for tool in support.TOOLS]
+)
+def test_the_page_says_what_each_tool_does(tool, table):
+    if tool == "`torch.export`" and not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("this version of torch cannot export an autograd function of any batch size in training mode")
+    if tool == "ONNX":
+        pytest.importorskip("onnxscript")
+        pytest.importorskip("onnxruntime")
+    for name in support.LAYERS:
+        cell, errors = support.outcome(tool, name)
+        assert cell == table[tool][name], f"{name}: {errors or 'works'}; make support writes the table anew"

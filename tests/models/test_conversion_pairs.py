@@ -1,0 +1,47 @@
+"""Random conversions: some of the fuzzer's, and that it can fail."""
+
+import pytest
+
+from tests.helpers import conversion_cases
+from tests.helpers.conversion_cases import run_conversion
+from whitenorm.models import recipes, transfer
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_nothing_is_lost_and_what_changes_is_said(first):
+    problems = {seed: run_conversion(seed) for seed in range(first, first + 100)}
+    assert {seed: found for seed, found in problems.items() if found} == {}
+
+
+def test_every_source_and_target_is_drawn():
+    cases = [conversion_cases.draw_conversion(seed) for seed in range(600)]
+    assert {case.source for case in cases} == set(conversion_cases.SOURCES)
+    assert {case.target for case in cases} == set(conversion_cases.TARGETS)
+
+
+def find_problems(seeds=120):
+    return "\n".join(problem for seed in range(seeds) for problem in run_conversion(seed))
+
+
+def test_a_missing_warning_is_found(monkeypatch):
+    monkeypatch.setattr(recipes, "describe_effect", lambda *args: "")
+    assert "no warning where the output is off" in find_problems()
+
+
+@pytest.mark.filterwarnings("ignore:this model is trained")
+def test_a_needless_warning_is_found(monkeypatch):
+    monkeypatch.setattr(recipes, "describe_effect", lambda *args: "all changes")
+    monkeypatch.setattr(recipes, "is_trained", lambda module: True)
+    problems = find_problems()
+    assert "a warning where the output is kept" in problems
+    assert "a warning of a model that is not trained" in problems
+
+
+def test_a_population_that_is_lost_is_found(monkeypatch):
+    monkeypatch.setattr(transfer, "_take_population", lambda new, norm: None)
+    assert "eval output off by" in find_problems()
+
+
+def test_parameters_that_are_learned_again_are_found(monkeypatch):
+    monkeypatch.setattr(transfer, "take_requires_grad", lambda new, norm: new.requires_grad_())
+    assert "with requires_grad=True" in find_problems()

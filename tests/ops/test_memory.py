@@ -1,0 +1,65 @@
+"""What a layer keeps for backward: the input, and small matrices."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import whitenorm
+from tests.helpers.cases import DEVICES, channel_layers, token_layers
+
+
+def saved_bytes(layer, x):
+    """Bytes of the distinct storages kept for backward, beyond the input and the parameters."""
+    known = {x.untyped_storage().data_ptr()} | {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    storages = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = layer(x)
+    y.sum().backward()
+    return sum(size for pointer, size in storages.items() if pointer not in known)
+
+
+LAYERS = {
+    "IterNorm": lambda: whitenorm.IterNorm(64),
+    "DBN": lambda: whitenorm.DecorrelatedBatchNorm(64),
+    "BW sigma": lambda: whitenorm.BatchWhitening(64, population="covariance"),
+    "SW newton": lambda: whitenorm.SwitchableWhitening(64),
+    "SW zca": lambda: whitenorm.SwitchableWhitening(64, solver="zca"),
+    "SW five": lambda: whitenorm.SwitchableWhitening(64, statistics=("bw", "iw", "bn", "in", "ln")),
+    "IW": lambda: whitenorm.InstanceWhitening(64, 16),
+    "GW": lambda: whitenorm.GroupWhitening(16, 64),
+    "GW zca": lambda: whitenorm.GroupWhitening(16, 64, "zca"),
+    "GW plain": lambda: whitenorm.GroupWhitening(16, 64, affine=False),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_keeps_less_than_a_third_of_the_input(name, memory_format, dtype, device):
+    x = torch.randn(16, 64, 16, 16, device=device).to(dtype=dtype, memory_format=memory_format)
+    kept = saved_bytes(LAYERS[name]().to(device), x.requires_grad_())
+    assert kept < 0.3 * x.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-sigma", "bw-plain"])
+def test_inference_keeps_nothing_but_matrices(name, dtype):
+    x = torch.randn(16, 12, 16, 16).to(dtype).requires_grad_()
+    assert saved_bytes(channel_layers(12)[name].eval(), x) < 0.3 * x.nbytes
+
+
+def test_no_grad_keeps_nothing():
+    x = torch.randn(4, 12, 5, 5)
+    for layer in channel_layers(12).values():
+        with torch.no_grad():
+            assert layer(x).grad_fn is None
+    for layer in token_layers(12).values():
+        with torch.no_grad():
+            assert layer(torch.randn(2, 3, 12)).grad_fn is None
