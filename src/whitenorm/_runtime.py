@@ -10,59 +10,65 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# torch 2.6 does not tell of an export.
+# torch 2.6 has no is_exporting.
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
-# Parsed once: it takes longer than all else here.
+# Parsed once, because parsing takes longer than the check.
 _OLDER_VMAP = torch._C._dispatch_key_parse("VmapMode")
 
 
 def is_transformed() -> bool:
-    """Whether a compiler or TorchScript traces, or a transform such as vmap is at work.
+    """Return whether a compiler or TorchScript traces, or a transform such as vmap is active.
 
-    The older vmap, by which autograd takes batches of gradients at once (``is_grads_batched``, ``vectorize``), counts.
+    This includes the older vmap, with which autograd takes batches of gradients (``is_grads_batched``, ``vectorize``).
     """
-    # No public function tells of transforms. The compiler comes first: it cannot trace the others.
+    # No public function tells of transforms. The compiler comes first: it cannot trace the other checks.
     return (
         torch.compiler.is_compiling()
-        or is_tracing()
+        or _is_exporting()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch._C._are_functorch_transforms_active()
         or torch._C._dispatch_tls_is_dispatch_key_included(_OLDER_VMAP)
     )
 
 
 def is_forward_mode() -> bool:
-    """Whether forward-mode derivatives are taken, by ``forward_ad.dual_level``, ``torch.func.jvp`` or ``jacfwd``.
+    """Return whether forward-mode derivatives are taken (``forward_ad.dual_level``, ``torch.func.jvp``, ``jacfwd``).
 
-    Then differentiable operations run in place of our autograd functions: they carry tangents by themselves.
+    Differentiable operations then run in place of the library's autograd functions, because they carry tangents.
     """
-    # False within an autograd function's forward and backward, where tangents are switched off.
+    # False inside an autograd function's forward and backward, where tangents are switched off.
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
 
 
 def is_tracing() -> bool:
-    """Whether TorchScript's tracer or ``torch.export`` records: plain operations, and no functions of our own.
+    """Return whether TorchScript's tracer or ``torch.export`` records plain operations.
 
-    An export keeps no gradient of ours, but would wrap an autograd function's forward in ``no_grad``.
+    An export would wrap the forward of an autograd function in ``no_grad``, so it gets the operations themselves.
     """
     return bool(_is_exporting()) or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
-def may_read_values(x: torch.Tensor) -> bool:
-    """Whether Python may branch on values of a tensor: on a CPU alone, where nothing waits for them.
+def may_read_values(x: Tensor) -> bool:
+    """Return whether Python may branch on values of a tensor.
 
-    Not where a compiler traces, or a transform, a dispatch mode (``make_fx``, fake tensors) or a subclass is at work.
+    Only on a CPU, where this waits for nothing, and not while a compiler traces or a transform, a dispatch mode
+    (``make_fx``, fake tensors) or a tensor subclass is active.
     """
-    plain = x.device.type == "cpu" and type(x) is torch.Tensor
-    return plain and not is_transformed() and torch._C._len_torch_dispatch_stack() == 0
+    is_plain = x.device.type == "cpu" and type(x) is Tensor
+    return is_plain and not is_transformed() and torch._C._len_torch_dispatch_stack() == 0
 
 
 def may_write_in_place() -> bool:
-    """Not while autograd records or tangents are carried, nor under a transform, as vmap's operands are batched."""
-    return not (torch.is_grad_enabled() or is_transformed() or is_forward_mode())
+    """Return whether operations may write into tensors that were allocated before.
+
+    Not while autograd records or carries tangents, nor under a transform, because vmap's operands are batched.
+    """
+    carries_tangents = forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
+    return not (torch.is_grad_enabled() or is_transformed() or carries_tangents)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for everything narrower.
+    """Return the dtype of statistics and solvers: float64 for float64, float32 for everything narrower.
 
     Example::
 
@@ -84,11 +90,16 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
-    """A context in which autocast leaves the products on this tensor's device alone."""
+    """Return a context in which autocast is disabled on the device of a tensor."""
     device = tensor.device.type
-    # What is compiled has autocast, and older compilers cannot trace the question.
+    # Older compilers cannot trace is_autocast_available; compiled devices have autocast.
     available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if available else nullcontext()
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """Return the floor of eigenvalues and traces, whose power -3/2, met in every gradient, is still finite."""
+    return float(torch.finfo(dtype).tiny ** 0.5)
 
 
 def check_floating(name: str, tensor: Tensor) -> None:
@@ -97,79 +108,19 @@ def check_floating(name: str, tensor: Tensor) -> None:
         raise ValueError(f"expected {name} to be floating-point (got {tensor.dtype}); convert it first: {name}.float()")
 
 
-_WORTH_A_CALL = 2**17
-
-
-class Scratch:
-    """Memory for a block's intermediate result, used again for the next block.
-
-    A call gives a tensor to pass as ``out``, or None where it would not help, or where nothing may be written in place.
-
-    Padded, its rows are not a large power of two apart: such rows share the same few places in a cache, which slows
-    down a product that reads them. A batched product cannot be written there without a detour.
-    """
-
-    def __init__(self, padded: bool = False) -> None:
-        self._padded = padded
-        self._helps = may_write_in_place()
-        self._buffer: Tensor | None = None
-
-    def __call__(self, like: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
-        """A tensor of the shape of ``like``, and of its dtype unless another is given."""
-        if not self._helps or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
-            return None
-        dtype = like.dtype if dtype is None else dtype
-        if self._buffer is None or self._buffer.shape != like.shape or self._buffer.dtype != dtype:
-            self._buffer = _empty(like, dtype, self._padded)
-        return self._buffer
-
-
-class Ring:
-    """Several pieces of scratch memory, given out in turn: the first is written over when all have been used."""
-
-    def __init__(self, pieces: int) -> None:
-        self._helps = may_write_in_place()
-        self._pieces: list[Tensor | None] = [None] * pieces
-        self._given = 0
-
-    def __call__(self, like: Tensor) -> Tensor | None:
-        """A tensor of the shape of ``like``, a contiguous one."""
-        if not self._helps or nbytes(like) < _WORTH_A_CALL or like.device.type != "cpu":
-            return None
-        self._given = (self._given + 1) % len(self._pieces)
-        piece = self._pieces[self._given]
-        if piece is None or piece.shape != like.shape:
-            self._pieces[self._given] = piece = like.new_empty(like.shape)
-        return piece
-
-
-def nbytes(x: Tensor) -> int:
-    """Bytes of all elements of a view, wherever they lie."""
-    return x.numel() * x.element_size()
-
-
-def _empty(like: Tensor, dtype: torch.dtype, padded: bool) -> Tensor:
-    """A dense batch of matrices, with features next to each other if they are so in ``like``, otherwise positions."""
-    if like.stride(-2) == 1 and like.stride(-1) != 1:
-        return like.mT.new_empty(like.mT.shape, dtype=dtype).mT
-    length = like.shape[-1]
-    padding = 16 if padded and length * dtype.itemsize % 1024 == 0 else 0
-    return like.new_empty(*like.shape[:-1], length + padding, dtype=dtype)[..., :length]
-
-
 _EAGER: dict[type[torch.autograd.Function], type[torch.autograd.Function]] = {}
-_TRANSFORMED: dict[type[torch.autograd.Function], type[torch.autograd.Function]] = {}
+_FUNCTORCH: dict[type[torch.autograd.Function], type[torch.autograd.Function]] = {}
 
 
-def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """``function.apply(*inputs)``, for functions with ``setup_context``.
+def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """Return ``function.apply(*inputs)`` for a function with ``setup_context``, at lower cost in eager mode.
 
-    Transforms need such functions, but PyTorch asks for the signature of each at every call, which takes as long as
-    several operations. Where no transform is at work, the same function with forward and context in one is called.
+    Transforms need ``setup_context``, but ``apply`` then inspects the function's signature at every call, which takes
+    as long as several operations. In eager mode, a copy of the function runs whose forward takes the context.
     TorchScript's tracer and ``torch.export`` get the operations themselves.
 
-    A function's derivative in forward mode is named ``forward_derivative``, not ``jvp``, as compilers refuse functions
-    that have a ``jvp``.
+    The derivative in forward mode is named ``forward_derivative``, not ``jvp``, because compilers refuse functions that
+    have a ``jvp``.
 
     Example::
 
@@ -184,7 +135,7 @@ def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
         ...     def backward(ctx, grad):
         ...         return 2 * grad
         >>> x = torch.ones(2, requires_grad=True)
-        >>> call(Double, x).sum().backward()
+        >>> apply_function(Double, x).sum().backward()
         >>> x.grad
         tensor([2., 2.])
     """
@@ -193,35 +144,36 @@ def call(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     if torch.compiler.is_compiling():
         return function.apply(*inputs)
     if is_transformed():
-        if function not in _TRANSFORMED:
-            _TRANSFORMED[function] = type(function.__name__, (function,), _forward_mode(function))
-        return _TRANSFORMED[function].apply(*inputs)
+        if function not in _FUNCTORCH:
+            _FUNCTORCH[function] = type(function.__name__, (function,), _forward_mode_members(function))
+        return _FUNCTORCH[function].apply(*inputs)
     if function not in _EAGER:
-        _EAGER[function] = _eager(function)
+        _EAGER[function] = _merge_context(function)
     return _EAGER[function].apply(*inputs)
 
 
-def _forward_mode(function: type[torch.autograd.Function]) -> dict[str, Any]:
+def _forward_mode_members(function: type[torch.autograd.Function]) -> dict[str, Any]:
     derivative = getattr(function, "forward_derivative", None)
     return {} if derivative is None else {"jvp": staticmethod(derivative)}
 
 
-def _eager(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+def _merge_context(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """Return the same function with ``forward`` and ``setup_context`` in one."""
+
     def forward(ctx: Any, *inputs: Any) -> Any:
         output = function.forward(*inputs)
         function.setup_context(ctx, inputs, output)
         return output
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(function.backward)}
-    members |= _forward_mode(function)
-    return type(function.__name__, (torch.autograd.Function,), members)
+    return type(function.__name__, (torch.autograd.Function,), members | _forward_mode_members(function))
 
 
 def vjp(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """As ``torch.func.vjp``: the function's value, and the map from its gradient to those of the tensors.
+    """Return a function's value, and the map from its gradient to those of the tensors, as ``torch.func.vjp`` does.
 
-    ``torch.func`` refuses to work where hooks pack saved tensors away (``save_on_cpu``, ``inspect``), and autograd
-    within transforms: each is used where it works. Where autograd records, the gradients are themselves differentiable.
+    ``torch.func`` does not work under saved-tensor hooks (``save_on_cpu``), and autograd not inside transforms, so each
+    is used where it works. Where autograd records, the gradients are themselves differentiable.
 
     Example::
 
@@ -247,20 +199,20 @@ def vjp(function: Callable[..., Tensor], *tensors: Tensor) -> tuple[Tensor, Call
     return output if recording else output.detach(), pullback
 
 
-def present_vjp(
+def vjp_of_optional(
     function: Callable[..., Tensor], tensors: Sequence[Tensor | None]
 ) -> Callable[[Tensor], list[Tensor | None]]:
-    """The map from the function's gradient to those of the tensors, some of which may be None."""
+    """Return the map from a function's gradient to those of its tensors, some of which may be None."""
     present = [i for i, tensor in enumerate(tensors) if tensor is not None]
 
-    def of_present(*values: Tensor) -> Tensor:
-        replaced = dict(zip(present, values, strict=True))
-        return function(*[replaced.get(i) for i in range(len(tensors))])
+    def call_with_all(*values: Tensor) -> Tensor:
+        by_index = dict(zip(present, values, strict=True))
+        return function(*[by_index.get(i) for i in range(len(tensors))])
 
-    pullback = vjp(of_present, *[tensor for tensor in tensors if tensor is not None])[1]
+    pullback = vjp(call_with_all, *[tensor for tensor in tensors if tensor is not None])[1]
 
-    def of_all(grad: Tensor) -> list[Tensor | None]:
+    def pull_back_all(grad: Tensor) -> list[Tensor | None]:
         grads = dict(zip(present, pullback(grad), strict=True))
         return [grads.get(i) for i in range(len(tensors))]
 
-    return of_all
+    return pull_back_all

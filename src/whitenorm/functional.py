@@ -1,4 +1,4 @@
-"""Stateless whitening, one function a method, in the manner of ``torch.nn.functional``."""
+"""Stateless whitening, one function per method, in the manner of ``torch.nn.functional``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import call, check_floating, compute_dtype, is_forward_mode, is_tracing, no_autocast
+from whitenorm._runtime import check_floating, compute_dtype, smallest
 from whitenorm.ops.check import (
     Wish,
     check_batch,
@@ -21,22 +21,20 @@ from whitenorm.ops.check import (
     check_statistics,
     fit_group_size,
 )
-from whitenorm.ops.dispatch import DUAL, groups_abreast, kernels_for, sample_kernels
+from whitenorm.ops.dispatch import choose_kernels, sample_kernels, torch_kernels
 from whitenorm.ops.distributed import Group
-from whitenorm.ops.fixed import FixedMap, fixed_map
+from whitenorm.ops.fixed_map import apply_fixed_map
 from whitenorm.ops.layout import channel_groups, sample_groups
-from whitenorm.ops.masking import cleared
-from whitenorm.ops.samples import whiten_samples
+from whitenorm.ops.masking import zero_masked
 from whitenorm.ops.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
-from whitenorm.ops.whiten import Plan
+from whitenorm.ops.whiten import Plan, whiten_samples
 from whitenorm.ops.whiten import whiten as whiten_groups
-from whitenorm.solvers import ZCA, Cholesky, SolverLike, as_solver, inverse_sqrt
-from whitenorm.solvers.base import smallest
+from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inverse_sqrt
 
 __all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
 
 POPULATIONS = ("whitening", "covariance")
-# Solvers that give the inverse root of each variance for a diagonal covariance.
+# Solvers whose matrix of a diagonal covariance has the inverse root of each variance.
 _ROOT_OF_DIAGONAL = (ZCA, Cholesky)
 
 
@@ -97,7 +95,7 @@ def batch_whitening(
         check_mask(input, mask)
     if training:
         check_batch(input, process_group)
-        plan = _plan(input, Method(("bw",), as_solver(solver), eps), groups, process_group, mask is not None)
+        plan = _plan(input, groups, ("bw",), solver, eps, group=process_group, masked=mask is not None)
         running = Running(running_mean, running_matrix, population, momentum, num_batches_tracked)
         return whiten_groups(input, plan, weight, bias, mask=mask, running=running)
     if running_mean is None or running_matrix is None:
@@ -107,8 +105,9 @@ def batch_whitening(
     if population == "covariance":
         running_matrix = population_whitening(running_matrix, eps, solver)
     if mask is None:
-        return _fixed_whitening(input, running_mean, running_matrix, weight, bias, groups)
-    return cleared(_fixed_whitening(cleared(input, mask), running_mean, running_matrix, weight, bias, groups), mask)
+        return apply_fixed_map(input, running_mean, running_matrix, weight, bias, groups)
+    output = apply_fixed_map(zero_masked(input, mask), running_mean, running_matrix, weight, bias, groups)
+    return zero_masked(output, mask)
 
 
 def instance_whitening(
@@ -139,7 +138,7 @@ def instance_whitening(
     """
     groups = _check(input, eps, group_size, weight, bias)
     check_positions(input, "channel", math.prod(input.shape[2:]))
-    return whiten_groups(input, _plan(input, Method(("iw",), as_solver(solver), eps), groups), weight, bias)
+    return whiten_groups(input, _plan(input, groups, ("iw",), solver, eps), weight, bias)
 
 
 def group_whitening(
@@ -178,17 +177,22 @@ def group_whitening(
     solver = as_solver(solver)
     if num_groups == input.shape[1]:
         # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
-        return whiten_groups(input, _plan(input, Method(("iw",), solver, eps), num_groups), weight, bias)
-    kernels = kernels_for(input, solver, num_groups)
-    reduced = None if kernels.as_it_lies else solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
-    layout = sample_groups(input, num_groups, reduced is not None, kernels.as_it_lies)
+        return whiten_groups(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
+    kernels = choose_kernels(input, solver, num_groups)
+    if kernels.handles_strides:
+        layout = sample_groups(input, num_groups, may_be_dual=False, handles_strides=True)
+        plan = Plan(layout, Method(("iw",), solver, eps, uses_sample=True), kernels)
+        fused = sample_kernels(layout.split(input), solver, kernels)
+        if fused is not None:
+            return whiten_samples(input, plan, fused, weight, bias)
+        return whiten_groups(input, plan, weight, bias)
+    reduced = solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
+    layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
     if layout.dual and reduced is not None:
-        solver, kernels = reduced, DUAL
-    plan = Plan(layout, Method(("iw",), solver, eps), kernels)
-    whole = sample_kernels(layout.split(input), solver, kernels)
-    if whole is not None:
-        return whiten_samples(input, plan, whole, weight, bias)
-    return whiten_groups(input, plan, weight, bias)
+        solver = reduced
+    return whiten_groups(
+        input, Plan(layout, Method(("iw",), solver, eps, uses_sample=True), torch_kernels(layout)), weight, bias
+    )
 
 
 def switchable_whitening(
@@ -219,7 +223,7 @@ def switchable_whitening(
 
     Args:
         input: ``(N, C, ...)``.
-        mean_logits, cov_logits: one entry a statistic; ω and ω' are their softmax.
+        mean_logits, cov_logits: one entry per statistic; ω and ω' are their softmax.
         running_mean, running_cov: the batch part's, ``(C,)`` and ``(C / group_size, group_size, group_size)``; updated
             in place in training, used in place of the batch's otherwise.
         weight, bias: γ and β, ``(C,)``.
@@ -258,7 +262,7 @@ def switchable_whitening(
     learns = uses_batch and training
     if learns:
         check_batch(input, process_group)
-    plan = _plan(input, Method(statistics, as_solver(solver), eps), groups, process_group if learns else None)
+    plan = _plan(input, groups, statistics, solver, eps, group=process_group if learns else None)
     population = running = None
     if learns:
         running = Running(running_mean, running_cov, "covariance", momentum, num_batches_tracked)
@@ -314,11 +318,11 @@ def whiten(
     if not isinstance(correction, int) or not 0 <= correction < input.shape[0]:
         raise ValueError(f"expected a whole correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
     scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
-    return whiten_groups(input, _plan(input, Method(("bw",), as_solver(solver), eps, scale), groups))
+    return whiten_groups(input, _plan(input, groups, ("bw",), solver, eps, scale))
 
 
 def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:
-    """The whitening matrix that a running covariance (without ε) stands for.
+    """Return the whitening matrix of a running covariance, which is without ε.
 
     The variances of a diagonal covariance, such as a trained BatchNorm's, are its eigenvalues. They are exact however
     far apart they are, so ZCA's and Cholesky's floor, for eigenvalues lost in rounding, does not apply to them.
@@ -341,36 +345,23 @@ def check_population(population: str) -> None:
         raise ValueError(f"expected population to be {known} (got {population!r})")
 
 
-def _fixed_whitening(
-    input: Tensor, mean: Tensor, whitening: Tensor, weight: Tensor | None, bias: Tensor | None, group_size: int
-) -> Tensor:
-    """The affine map of given statistics, differentiated as just that."""
-    kernels = kernels_for(input, None, group_size)
-    layout = channel_groups(input, group_size, True, kernels.as_it_lies)
-    wide = compute_dtype(input.dtype)
-    with no_autocast(input):
-        weight, bias = [None if tensor is None else layout.parameter(tensor.to(wide)) for tensor in (weight, bias)]
-        # Copies of the buffers: a later training step may change them before this step's backward.
-        learns = torch.is_grad_enabled() and not is_tracing()
-        mean = layout.parameter(mean.to(wide, copy=learns)).squeeze(-1).unsqueeze(0)
-        whitening = whitening.to(wide, copy=learns).unsqueeze(0)
-        given = (
-            input,
-            whitening,
-            mean,
-            weight,
-            bias,
-            layout,
-            groups_abreast(kernels, input, layout.groups, layout.features, layout.rows),
-        )
-        return call(FixedMap, *given) if learns and not is_forward_mode() else fixed_map(*given)
-
-
-def _plan(input: Tensor, method: Method, group_size: int, group: Group = None, masked: bool = False) -> Plan:
-    """How groups of channels are whitened."""
-    kernels = kernels_for(input, method.solver, group_size, masked)
-    layout = channel_groups(input, group_size, not method.uses_sample(), kernels.as_it_lies)
-    return Plan(layout, method, groups_abreast(kernels, input, layout.groups, layout.features, layout.rows), group)
+def _plan(
+    input: Tensor,
+    group_size: int,
+    statistics: tuple[str, ...],
+    solver: SolverLike,
+    eps: float,
+    scale: float = 1.0,
+    group: Group = None,
+    masked: bool = False,
+) -> Plan:
+    """Return the plan for groups of channels."""
+    solver = solver if isinstance(solver, Solver) else as_solver(solver)
+    uses_batch = "bw" in statistics or "bn" in statistics
+    uses_sample = "iw" in statistics or "in" in statistics or "ln" in statistics
+    kernels = choose_kernels(input, solver, group_size, masked)
+    layout = channel_groups(input, group_size, not uses_sample, kernels.handles_strides)
+    return Plan(layout, Method(statistics, solver, eps, scale, uses_sample, uses_batch), kernels, group)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

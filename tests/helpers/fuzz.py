@@ -30,8 +30,7 @@ from tests.helpers import fuzz_compiled, fuzz_ranks, reference
 from tests.helpers.cases import named_gradients, twin
 from tests.helpers.conversion_cases import Conversion, draw_conversion, run_conversion
 from tests.helpers.fuzz_cases import HALVES, Case, draw, make_input, make_layer
-from whitenorm import _runtime as memory
-from whitenorm.ops.torch import apply, blocks
+from whitenorm.ops.torch import passes
 from whitenorm.solvers import PCA, ZCA
 
 # A random perturbation misses the worst direction, and K-term sums round K times.
@@ -213,14 +212,14 @@ def own_rounding(case, name):
 
 @contextlib.contextmanager
 def blocks_of(size):
-    """Large inputs are taken in blocks: here small ones are too."""
-    kept = blocks.BLOCK_BYTES, memory._WORTH_A_CALL, apply._WORTH_ASKING
-    if size < kept[0]:
-        blocks.BLOCK_BYTES, memory._WORTH_A_CALL, apply._WORTH_ASKING = size, 1, 1
+    """Cut inputs into blocks of this size, also small ones."""
+    defaults = passes.BLOCK_BYTES, passes.BUFFER_BYTES, passes.FOLDING_BYTES
+    if size < passes.BLOCK_BYTES:
+        passes.BLOCK_BYTES, passes.BUFFER_BYTES, passes.FOLDING_BYTES = size, 1, 1
     try:
         yield
     finally:
-        blocks.BLOCK_BYTES, memory._WORTH_A_CALL, apply._WORTH_ASKING = kept
+        passes.BLOCK_BYTES, passes.BUFFER_BYTES, passes.FOLDING_BYTES = defaults
 
 
 def fuzz(first, cases=None, seconds=None):

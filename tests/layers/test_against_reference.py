@@ -1,7 +1,5 @@
 """Every layer against the papers' formulas in float64: outputs, and each gradient by name."""
 
-import math
-
 import pytest
 import torch
 
@@ -10,25 +8,20 @@ from tests.helpers import reference
 from tests.helpers.cases import (
     BATCH_LAYERS,
     CHANNEL_LAYERS,
-    DEVICES,
     FEW_POSITIONS,
     LAYOUTS,
     SHAPES,
     SOLVERS,
-    TOKEN_LAYERS,
     assert_close,
     channel_layers,
     channels_last,
     contiguous,
     named_gradients,
     randomise,
-    token_layers,
     twin,
 )
-from whitenorm import _runtime as memory
-from whitenorm.ops import dispatch
 from whitenorm.ops.layout import channel_groups, sample_groups
-from whitenorm.ops.torch import abreast, apply, blocks
+from whitenorm.ops.torch import passes
 from whitenorm.solvers import Newton
 
 
@@ -92,106 +85,16 @@ def test_solvers(name, solver, training):
 )
 def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch):
     """Large inputs are taken in blocks; here the blocks are small: a part of a sample, one, or two and a rest."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(memory, "_WORTH_A_CALL", 2**17 if block_bytes == 3000 else 1)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(passes, "BUFFER_BYTES", 2**17 if block_bytes == 3000 else 1)
     # With means within a few deviations of zero, and an input worth asking, the mean is folded.
-    monkeypatch.setattr(apply, "_WORTH_ASKING", 2**19 if block_bytes == 3000 else 1)
+    monkeypatch.setattr(passes, "FOLDING_BYTES", 2**19 if block_bytes == 3000 else 1)
     layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
     x = layout(make_input(shape))
     with torch.no_grad():
-        cut = blocks.blocks(channel_groups(x, 4, pooled=True).split(x).flatten(3))
+        cut = passes.cut(channel_groups(x, 4, pooled=True).split(x).flatten(3), passes.Buffers())
     assert len(cut) > 1 or block_bytes > x.nbytes
     compare(layer, x, torch.float64)
-
-
-def layers_of_small_groups(**options):
-    return {
-        "bw": whitenorm.BatchWhitening(12, 2, **options),
-        "bw-sigma": whitenorm.BatchWhitening(12, 2, population="covariance", affine=False, **options),
-        "bw-single": whitenorm.BatchWhitening(12, 1, **options),
-        "sw": whitenorm.SwitchableWhitening(12, 2, **options),
-        "iw": whitenorm.InstanceWhitening(12, 2, **options),
-    }
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("widest", [64, 8], ids=["all at once", "several times"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [(name, (5, 12, 6, 7)) for name in layers_of_small_groups()]
-    + [(name, shape) for name in ("bw", "bw-sigma", "bw-single") for shape in [(63, 12), FEW_POSITIONS]],
-    ids=str,
-)
-def test_groups_abreast(name, shape, dtype, widest, training, monkeypatch):
-    """Small groups of large inputs whose channels are neighbours; here of small ones too."""
-    monkeypatch.setattr(dispatch, "_WORTH_WIDENING", 1)
-    monkeypatch.setattr(abreast, "_WIDEST", widest)
-    seen = set()
-    for step in ("moments", "apply", "map_gradients", "input_gradient"):
-        monkeypatch.setattr(
-            dispatch, "ABREAST", dispatch.ABREAST._replace(**{step: noting(dispatch.ABREAST, step, seen)})
-        )
-    parameters = {"eps": 1e-2, "dtype": torch.promote_types(dtype, torch.float32)}
-    layer = randomise(layers_of_small_groups(**parameters)[name]).train(training)
-    compare(layer, channels_last(make_input(shape, dtype, mix=0.1)), dtype)
-    fixed = name.startswith("bw") and not training
-    assert seen >= ({"apply"} if fixed else {"moments", "apply", "map_gradients", "input_gradient"})
-
-
-def test_what_is_not_finite_stays_out_of_the_statistics_abreast(monkeypatch):
-    monkeypatch.setattr(dispatch, "_WORTH_WIDENING", 1)
-    layer = whitenorm.BatchWhitening(12, 2)
-    x = channels_last(make_input((5, 12, 6, 7), torch.float32))
-    x[0, 4] = math.nan
-    assert layer(x)[:, 4:6].isnan().all()
-    finite = layer.running_whitening.isfinite().all((1, 2))
-    assert finite.tolist() == [True, True, False, True, True, True]
-    assert layer.running_mean.isfinite().tolist() == [channel != 4 for channel in range(12)]
-
-
-def noting(kernels, step, seen):
-    def run(*given):
-        seen.add(step)
-        return getattr(kernels, step)(*given)
-
-    return run
-
-
-@pytest.mark.parametrize("layout", [contiguous, channels_last], ids=lambda layout: layout.__name__)
-def test_few_positions_are_one_run_of_rows(layout):
-    """And what comes out, and its gradient, lie in memory as the input does."""
-    x = layout(make_input(FEW_POSITIONS)).requires_grad_()
-    samples, channels, *positions = FEW_POSITIONS
-    split = channel_groups(x, 4, pooled=True).split(x)
-    assert split.shape == (1, 3, 4, 1, samples * math.prod(positions))
-    y = whitenorm.BatchWhitening(channels, 4, dtype=torch.float64)(x)
-    y.backward(torch.randn_like(y))
-    assert y.stride() == x.grad.stride() == x.stride()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
-@pytest.mark.parametrize("name", CHANNEL_LAYERS)
-def test_dtypes(name, solver, training, dtype, device):
-    layer = randomise(channel_layers(12, solver, eps=1e-2, dtype=torch.float32, device=device)[name]).train(training)
-    compare(layer, make_input((6, 12, 8, 8), dtype, device, mix=0.1), dtype)
-
-
-@pytest.mark.parametrize("shape", [(7, 12), (2, 5, 12), (3, 2, 3, 12), (12,)], ids=str)
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
-@pytest.mark.parametrize("name", TOKEN_LAYERS)
-def test_tokens(name, solver, shape):
-    torch.manual_seed(0)
-    layer = randomise(token_layers(12, solver, dtype=torch.float64)[name])
-    compare(layer, torch.randn(shape, dtype=torch.float64), torch.float64)
-
-
-def test_tokens_of_several_dimensions():
-    layer = randomise(whitenorm.LayerWhitening((3, 8), 4, dtype=torch.float64))
-    compare(layer, torch.randn(5, 3, 8, dtype=torch.float64), torch.float64)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -200,8 +103,8 @@ def test_tokens_of_several_dimensions():
 @pytest.mark.parametrize("num_groups", [3, 4, 6, 12])
 def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
     """Where there are more groups than channels in each, the dual is solved; the reference knows of none."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(memory, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(passes, "BUFFER_BYTES", 1)
     layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=torch.float64))
     compare(layer, torch.randn(7, 24, dtype=torch.float64) + 3, torch.float64, smooth=solver == "zca")
 

@@ -159,7 +159,7 @@ def test_functions_say_what_they_miss():
         functional.switchable_whitening(x, torch.zeros(2), torch.zeros(2))
     with pytest.raises(ValueError, match=r"mean_logits of shape \(2,\), one entry for each of \('bw', 'iw'\)"):
         functional.switchable_whitening(x, torch.zeros(3), torch.zeros(2), training=True)
-    with pytest.raises(ValueError, match=r"weight of shape \(12,\), one a channel \(got \(3,\)\)"):
+    with pytest.raises(ValueError, match=r"weight of shape \(12,\), one per channel \(got \(3,\)\)"):
         functional.batch_whitening(x, weight=torch.ones(3), training=True)
     for training in (True, False):
         with pytest.raises(ValueError, match=r"running_matrix of shape \(3, 4, 4\), .* \(got \(4, 4\)\)"):

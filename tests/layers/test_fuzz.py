@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers import fuzz, fuzz_compiled, fuzz_ranks, ranks
-from whitenorm.ops import dispatch, fixed, whiten
+from whitenorm.ops import dispatch, fixed_map, whiten
 from whitenorm.solvers import spectral
 
 
@@ -26,8 +26,8 @@ def of_layer(name, cases=40):
 @pytest.mark.parametrize("factor", [0.99, 1.01])
 def test_a_wrong_gradient_is_found(factor, monkeypatch):
     """Of one percent, in what comes through ZCA's matrix."""
-    right = spectral._pull_back
-    monkeypatch.setattr(spectral, "_pull_back", lambda *tensors: factor * right(*tensors))
+    right = spectral._differentiate_inverse_root
+    monkeypatch.setattr(spectral, "_differentiate_inverse_root", lambda *tensors: factor * right(*tensors))
     seeds = [seed for seed in of_layer("bw", 400) if fuzz.draw(seed).solver == "zca" and fuzz.draw(seed).training]
     found = [deviation for seed in seeds[:20] for deviation in fuzz.run(seed)[0]]
     assert len({deviation.seed for deviation in found}) >= 10
@@ -56,7 +56,7 @@ def single_rank(tmp_path):
 def test_wrong_results_over_ranks_are_found(monkeypatch):
     """Of one percent in the statistics and in their gradient; and a single value that is let through."""
     assert not fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]
-    gradient, moments = whiten.gradient_over_ranks, whiten.over_ranks
+    gradient, moments = whiten.reduce_gradient, whiten.reduce_moments
 
     def wrong_gradient(local, group):
         right = gradient(local, group)
@@ -66,7 +66,7 @@ def test_wrong_results_over_ranks_are_found(monkeypatch):
         right = moments(local, group)
         return right if group is None else right._replace(cov=1.01 * right.cov)
 
-    for name, wrong in (("gradient_over_ranks", wrong_gradient), ("over_ranks", wrong_moments)):
+    for name, wrong in (("reduce_gradient", wrong_gradient), ("reduce_moments", wrong_moments)):
         with monkeypatch.context() as patch:
             patch.setattr(whiten, name, wrong)
             assert len(fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]) > 10, name
@@ -81,14 +81,14 @@ def test_no_compiled_layer_deviates():
 def test_a_layer_that_returns_a_view_is_found(monkeypatch):
     """Compilers refuse to change the output of an autograd function in place where it is a view."""
 
-    right = whiten.written
+    right = whiten.run_into
 
     def wrong(step, layout, like, *given):
         if torch.compiler.is_compiling():
             return layout.join(step(*given, None), like)
         return right(step, layout, like, *given)
 
-    for module in (whiten, fixed):
-        monkeypatch.setattr(module, "written", wrong)
+    for module in (whiten, fixed_map):
+        monkeypatch.setattr(module, "run_into", wrong)
     seeds = [seed for seed in range(100) if fuzz_compiled.draw(seed).tool in ("compile", "export")][:6]
     assert sum(bool(fuzz_compiled.run(seed)) for seed in seeds) >= 3

@@ -9,7 +9,7 @@ import whitenorm
 from tests.helpers import reference
 from tests.helpers.cases import CHANNEL_LAYERS, DEVICES, LAYOUTS, MIX, batch_layers, channel_layers, twin
 from whitenorm.ops.statistics import channel_moments
-from whitenorm.ops.torch import apply, blocks
+from whitenorm.ops.torch import passes
 from whitenorm.solvers import ZCA, Newton, inverse_sqrt
 
 ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky"]
@@ -241,8 +241,8 @@ FAR = [("newton", 8e-5), ("zca", 1.5e-3)]
 @pytest.mark.parametrize(("solver", "allowed"), FAR)
 def test_a_far_mean_costs_no_digits_of_the_map(solver, allowed, shape, training, monkeypatch):
     """At a thousand deviations, correlated channels: as exact as if x were centred before, also block by block."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 20000)
-    monkeypatch.setattr(apply, "_WORTH_ASKING", 1)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 20000)
+    monkeypatch.setattr(passes, "FOLDING_BYTES", 1)
     torch.manual_seed(0)
     x = torch.randn(shape).movedim(1, -1) @ torch.randn(64, 64) / 8
     x = x.movedim(-1, 1).contiguous() + 1000
@@ -255,11 +255,11 @@ def test_a_far_mean_costs_no_digits_of_the_map(solver, allowed, shape, training,
 
 @pytest.mark.parametrize("offset", [0.0, 3.0, 1000.0])
 def test_only_a_far_mean_is_taken_off_before(offset, monkeypatch):
-    monkeypatch.setattr(apply, "_WORTH_ASKING", 1)
+    monkeypatch.setattr(passes, "FOLDING_BYTES", 1)
     x = torch.randn(1, 4, 100) + offset
     mean, cov, _ = channel_moments(x, 4)
     with torch.no_grad():
-        assert apply.centre_of(x, ZCA().solve(cov)[0], mean).is_nothing() == (offset != 1000)
+        assert passes.is_far(x, ZCA().solve(cov)[0], mean) == (offset == 1000)
 
 
 @pytest.mark.parametrize("solver", ["newton", "zca"])

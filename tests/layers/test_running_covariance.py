@@ -23,7 +23,7 @@ def counted(**options):
 def naive(layer, x):
     """By a layer that has solved nothing yet."""
     fresh = copy.deepcopy(layer)
-    assert fresh._solved is None
+    assert fresh._cached_matrix is None
     return fresh(x)
 
 
@@ -171,10 +171,10 @@ def test_layers_made_in_inference_mode():
 def test_it_is_not_copied_or_stored():
     layer, _ = counted()
     layer.eval()(torch.randn(3, 4))
-    assert layer._solved is not None
-    assert layer.__getstate__()["_solved"] is None
-    assert "_solved" not in layer.state_dict()
-    assert copy.deepcopy(layer)._solved is None
+    assert layer._cached_matrix is not None
+    assert layer.__getstate__()["_cached_matrix"] is None
+    assert "_cached_matrix" not in layer.state_dict()
+    assert copy.deepcopy(layer)._cached_matrix is None
 
 
 def test_fake_tensors_and_meta_tensors():

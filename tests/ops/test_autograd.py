@@ -15,10 +15,9 @@ from tests.helpers.cases import (
     randomise,
     token_layers,
 )
-from whitenorm import _runtime as memory
 from whitenorm.diagnostics import inspect
-from whitenorm.ops.torch import blocks
-from whitenorm.solvers import Newton, base, inverse_sqrt
+from whitenorm.ops.torch import passes
+from whitenorm.solvers import Newton, inverse_sqrt, newton
 
 
 def function_of_batches(cov):
@@ -79,9 +78,10 @@ def test_batched_gradients_of_gradients(name, training):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batched_gradients_of_large_inputs(name, training, monkeypatch):
     """Which are otherwise taken block by block, and many matrices in chunks."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
-    monkeypatch.setattr(memory, "_WORTH_A_CALL", 1)
-    monkeypatch.setattr(base, "_CHUNK_BYTES", 500)
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(passes, "BUFFER_BYTES", 1)
+    monkeypatch.setattr(newton, "_CHUNK_BYTES", 500)
+    monkeypatch.setattr(newton, "_BUFFER_BYTES", 1)
     layer, x = make(name, training=training)
     for layout in (torch.clone, channels_last):
         assert_close(jacobian(layer, layout(x), vectorize=True), jacobian(layer, layout(x)), torch.float64)

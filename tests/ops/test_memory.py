@@ -42,10 +42,11 @@ LAYERS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_training_keeps_less_than_a_third_of_the_input(name, memory_format, dtype, device):
+def test_training_keeps_a_few_matrices_beside_the_input(name, memory_format, dtype, device):
     x = torch.randn(16, 64, 16, 16, device=device).to(dtype=dtype, memory_format=memory_format)
-    kept = saved_bytes(LAYERS[name]().to(device), x.requires_grad_())
-    assert kept < 0.3 * x.nbytes
+    # For each sample, SW keeps the covariance and the matrix; ZCA also keeps the eigenvectors.
+    limit = 0.45 if name == "SW zca" else 0.3
+    assert saved_bytes(LAYERS[name]().to(device), x.requires_grad_()) < limit * x.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,4 +1,4 @@
-"""What every whitening layer has, and what those with population statistics have besides."""
+"""Base classes of the layers: parameters, and running statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
 class LeafModule(nn.Module):
-    """A module that any :mod:`torch.fx` tracer records as one ``call_module`` node, as it does torch's own layers.
+    """Base class of modules that every :mod:`torch.fx` tracer records as one ``call_module`` node, like torch's layers.
 
     Example::
 
@@ -54,12 +54,12 @@ def _record_call(tracer: Any, module: nn.Module, args: tuple[Any, ...], kwargs: 
     def record(*args: Any, **kwargs: Any) -> Any:
         return tracer.create_proxy("call_module", tracer.path_of_module(module), args, kwargs)
 
-    # By the tracer's own method, which notes in which module it is.
+    # The tracer's own method records which module is being traced.
     return tracer.call_module(module, record, args, kwargs)
 
 
 class Whitening(LeafModule):
-    """Base class of all whitening layers, for ``isinstance``: a solver, ε, and the learned scale γ and shift β.
+    """Base class of all whitening layers, for ``isinstance``: a solver, ε, learned scale γ and learned shift β.
 
     Not meant to be instantiated. ``weight`` and ``bias`` are None where they are not learned.
 
@@ -72,10 +72,10 @@ class Whitening(LeafModule):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    # What a conversion knows of the layer: its name in the model, and the class of the norm it took the place of.
+    # Set by a conversion: the layer's name in the model, and the class of the norm that it replaces.
     name_in_model: str = ""
     replaces: str = ""
-    # The ε of the BatchNorm whose state may be loaded; PyTorch's own, unless a conversion knows better.
+    # The ε of the BatchNorm whose state may be loaded: PyTorch's default, unless a conversion sets another.
     batch_norm_eps: float = 1e-5
 
     def __init__(
@@ -105,7 +105,7 @@ class Whitening(LeafModule):
 
 
 class ChannelWhitening(Whitening):
-    """Base class of the layers of channels ``(N, C, ...)``: groups of ``group_size`` neighbours, γ and β a channel."""
+    """Base class of layers for ``(N, C, ...)``: groups of ``group_size`` neighbouring channels, γ and β per channel."""
 
     def __init__(
         self,
@@ -125,21 +125,22 @@ class ChannelWhitening(Whitening):
         self.affine = affine
 
     def _check_input(self, input: Tensor) -> None:
-        check_channels(input, self.num_features)
+        if input.is_nested or input.shape[1:2] != (self.num_features,):
+            check_channels(input, self.num_features)
 
     def _check_positions(self, input: Tensor, per: str, groups: int) -> None:
-        """Raise unless each sample has values enough for statistics of its own, and say where in the model."""
+        """Raise unless each sample has enough values for its own statistics; the error names the layer in the model."""
         place = f" in {type(self).__name__} at {self.name_in_model!r}" if self.name_in_model else ""
         check_positions(input, per, math.prod(input.shape[1:]) // groups, place)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if batchnorm_state.is_batch_norm(state_dict, prefix, self.num_features):
-            self._take_batch_norm(state_dict, prefix)
+        if batchnorm_state.has_batchnorm_state(state_dict, prefix, self.num_features):
+            self._convert_batchnorm_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
-        """Turn a BatchNorm's state into this layer's."""
-        batchnorm_state.leave_out(state, prefix, type(self).__name__)
+    def _convert_batchnorm_state(self, state: dict[str, Any], prefix: str) -> None:
+        """Turn a BatchNorm's entries of a state dict into this layer's."""
+        batchnorm_state.drop_statistics(state, prefix, type(self).__name__)
 
     def extra_repr(self) -> str:
         return (
@@ -150,8 +151,8 @@ class ChannelWhitening(Whitening):
 
 @contextmanager
 def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
-    """A context after which the modules' buffers, such as running statistics, are as they were."""
-    kept = [
+    """Restore the buffers of modules, such as running statistics, at the end of a context."""
+    saved = [
         (owner, name, buffer, buffer.clone())
         for module in modules
         for owner in module.modules()
@@ -162,15 +163,15 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for owner, name, buffer, before in kept:
+            for owner, name, buffer, before in saved:
                 owner._buffers[name] = buffer
-                # A write, even of the same values, would end a backward that is still to come.
+                # A write, even of the same values, would invalidate a backward that is still to come.
                 if not buffer.is_meta and not torch.equal(buffer, before):
                     buffer.copy_(before)
 
 
 class _Handle:
-    """Holds a process group, which belongs to its process: a deep copy shares it, a pickle leaves it behind."""
+    """Holder of a process group, which belongs to its process: deep copies share it, pickles leave it out."""
 
     def __init__(self, group: Group = None) -> None:
         self.group = group
@@ -183,9 +184,9 @@ class _Handle:
 
 
 class PopulationWhitening(ChannelWhitening):
-    """A whitening layer that keeps a running mean and a running matrix, named ``matrix_name``, for inference.
+    """Base class of layers that keep a running mean and a running matrix, named ``matrix_name``, for inference.
 
-    They are float32 at least, whatever the parameters are cast to: a covariance rounded to half precision is not
+    Both stay float32 at least, whatever the parameters are cast to: a covariance rounded to half precision is not
     positive semi-definite, and the matrix of its small eigenvalues is noise.
     """
 
@@ -223,7 +224,7 @@ class PopulationWhitening(ChannelWhitening):
             self.register_buffer(name, buffer)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PopulationWhitening:
-        """What ``to``, ``half``, ``cuda`` and the like go through: buffers are moved, but not cast below float32."""
+        """Move or cast the module, for ``to``, ``half``, ``cuda`` and so on; buffers are not cast below float32."""
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
         for name, buffer in before.items():
@@ -231,12 +232,12 @@ class PopulationWhitening(ChannelWhitening):
             assert after is not None
             wide = compute_dtype(after.dtype) if buffer.is_floating_point() else buffer.dtype
             if after.dtype != wide:
-                # From the buffer as it was: the cast one has lost its digits.
+                # From the original buffer, because the cast one has lost digits.
                 self._buffers[name] = buffer.to(after.device, wide)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Statistics that a checkpoint has in half precision are loaded, or assigned, as float32."""
+        """Load a state dict; statistics in half precision become float32, with a warning."""
         narrow = {}
         for name, buffer in self._buffers.items():
             given = state_dict.get(prefix + name)
@@ -264,19 +265,19 @@ class PopulationWhitening(ChannelWhitening):
         self._ranks = _Handle(group)
 
     def _population(self) -> tuple[Tensor | None, Tensor | None]:
-        """The running mean and matrix; None where they are not kept."""
+        """Return the running mean and matrix, or None where they are not tracked."""
         if not self.track_running_stats:
             return None, None
         return self._buffers["running_mean"], self._buffers[self._matrix_name]
 
     def _same_population(self, other: PopulationWhitening) -> bool:
-        """Whether both keep statistics of the same form."""
+        """Return whether both layers track statistics of the same form."""
         forms = [(layer.track_running_stats, layer._matrix_name, layer.group_size) for layer in (self, other)]
         return forms[0] == forms[1] and self.track_running_stats
 
     @torch.no_grad()
     def set_population(self, mean: Tensor, cov: Tensor) -> None:
-        """Take a mean ``(C,)`` and a covariance ``(G, K, K)``, without ε, for the population's."""
+        """Set the population to a mean ``(C,)`` and a covariance ``(G, K, K)`` without ε."""
         running_mean, matrix = self._population()
         if running_mean is None or matrix is None:
             raise ValueError("expected a layer that keeps population statistics (got track_running_stats=False)")
@@ -285,7 +286,7 @@ class PopulationWhitening(ChannelWhitening):
 
     @torch.no_grad()
     def set_diagonal_population(self, mean: Tensor, variance: Tensor) -> None:
-        """Take mean and variance, with its ε, of a BatchNorm: the matrix that is applied is then exactly diagonal."""
+        """Set the population to a BatchNorm's mean and variance with its ε, so that the applied matrix is diagonal."""
         running_mean, matrix = self._population()
         if running_mean is not None and matrix is not None:
             running_mean.copy_(mean)
@@ -293,14 +294,16 @@ class PopulationWhitening(ChannelWhitening):
                 batchnorm_state.diagonal_matrix(variance.to(matrix.dtype), self._matrix_name, self.group_size, self.eps)
             )
 
-    def _take_batch_norm(self, state: dict[str, Any], prefix: str) -> None:
+    def _convert_batchnorm_state(self, state: dict[str, Any], prefix: str) -> None:
         if not self.track_running_stats:
-            super()._take_batch_norm(state, prefix)
+            super()._convert_batchnorm_state(state, prefix)
             return
-        batchnorm_state.to_diagonal(state, prefix, self._matrix_name, self.group_size, self.eps, self.batch_norm_eps)
+        batchnorm_state.convert_statistics(
+            state, prefix, self._matrix_name, self.group_size, self.eps, self.batch_norm_eps
+        )
 
     def reset_running_stats(self) -> None:
-        """The population as the papers start it: mean zero, matrix I, no batches seen."""
+        """Reset the population as in the papers: mean zero, matrix I, no batches."""
         mean, matrix = self._population()
         if mean is not None and matrix is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
@@ -309,7 +312,7 @@ class PopulationWhitening(ChannelWhitening):
                 self.num_batches_tracked.zero_()
 
     def reset_parameters(self) -> None:
-        """γ to one, β to zero, and the population to its start."""
+        """Set γ to one and β to zero, and reset the population."""
         self.reset_running_stats()
         super().reset_parameters()
 
@@ -317,17 +320,13 @@ class PopulationWhitening(ChannelWhitening):
         return self.training or not self.track_running_stats
 
     def _batch_weight(self) -> float | Tensor:
-        """The weight of the next training batch in the running statistics."""
+        """Return the weight of the next training batch in the running statistics."""
         if self.momentum is not None:
             return self.momentum
         mean = self._population()[0]
         if mean is None or self.num_batches_tracked is None:
             return 1.0
         return (self.num_batches_tracked + 1).to(mean.dtype).reciprocal()
-
-    def _counter(self) -> Tensor | None:
-        """What counts the batches whose statistics are recorded."""
-        return self.num_batches_tracked if self.track_running_stats else None
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

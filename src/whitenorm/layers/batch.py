@@ -1,4 +1,4 @@
-"""Whitening over the batch: the general layer, and the two papers' own."""
+"""Whitening over the batch: the general layer, IterNorm and DBN."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ from whitenorm.ops.distributed import Group
 from whitenorm.solvers import Newton, Solver, SolverLike
 
 
-class _Solved(NamedTuple):
-    """A whitening matrix, and all that it was computed from."""
+class _CachedMatrix(NamedTuple):
+    """A whitening matrix and everything that it was computed from."""
 
     cov: Tensor
     eps: float
     solver: Solver
     whitening: Tensor
 
-    @classmethod
-    def of(cls, cov: Tensor, eps: float, solver: Solver) -> _Solved:
-        return cls(cov, eps, solver, population_whitening(cov, eps, solver))
-
-    def is_of(self, cov: Tensor, eps: float, solver: Solver) -> bool:
-        same = (self.cov.dtype, self.eps, self.solver) == (cov.dtype, eps, solver)
-        return same and torch.equal(self.cov, cov)
+    def is_valid_for(self, cov: Tensor, eps: float, solver: Solver) -> bool:
+        has_same_options = (self.cov.dtype, self.eps, self.solver) == (cov.dtype, eps, solver)
+        return has_same_options and torch.equal(self.cov, cov)
 
 
 class BatchWhitening(PopulationWhitening):
-    r"""Whiten groups of channels over the batch, with any solver: what BatchNorm does, and decorrelated.
+    r"""Whitening of groups of channels over the batch, with any solver: BatchNorm with decorrelation.
 
     `Decorrelated Batch Normalization <https://arxiv.org/abs/1804.08450>`_ (``solver="zca"``), `Iterative Normalization
     <https://arxiv.org/abs/1904.03441>`_ (``solver="newton"``).
@@ -112,7 +108,7 @@ class BatchWhitening(PopulationWhitening):
             dtype,
         )
         self.population = population
-        self._solved: _Solved | None = None
+        self._cached_matrix: _CachedMatrix | None = None
         self.reset_parameters()
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -135,36 +131,37 @@ class BatchWhitening(PopulationWhitening):
             population=population,
             process_group=self.process_group if self.training else None,
             mask=mask,
-            num_batches_tracked=self._counter(),
+            num_batches_tracked=self.num_batches_tracked if self.track_running_stats else None,
         )
 
     def _population_whitening(self, cov: Tensor) -> Tensor:
-        """The matrix of the running covariance, which cannot be that of an earlier one.
+        """Return the whitening matrix of the running covariance, recomputed when the buffer changes.
 
-        On a CPU it is kept with a copy of what it was solved from, and solved again where that differs from the present
-        by value: however a buffer was written, by hand, through ``.data``, by a broadcast or in another thread, it is
-        seen. To compare takes a read of K² numbers, as the map of a single position does. On other devices it would
-        stall the host, so there the matrix is solved in every call, as in training; ``fold_``, or a running whitening
-        matrix, is for those who cannot spare that time.
+        On a CPU, the matrix is cached with a copy of the covariance, which is compared by value, so that any write to
+        the buffer is noticed: by hand, through ``.data``, by a broadcast or in another thread. Comparing reads K²
+        numbers, like mapping one position. On other devices it would stall the host, so that the matrix is solved for
+        in every call, as in training; ``fold_`` or a running whitening matrix avoid this.
         """
         if not cov.is_cpu or type(cov) is not Tensor or cov.requires_grad or is_transformed():
             return population_whitening(cov, self.eps, self.solver)
-        # Read once and written whole: threads may share the layer.
-        solved = self._solved
-        if solved is None or not solved.is_of(cov, self.eps, self.solver):
+        # Read once and replaced as a whole, because threads may share the layer.
+        cached = self._cached_matrix
+        if cached is None or not cached.is_valid_for(cov, self.eps, self.solver):
             with torch.inference_mode(False), torch.no_grad():
-                self._solved = solved = _Solved.of(cov.clone(), self.eps, copy.copy(self.solver))
-        return solved.whitening
+                cov, solver = cov.clone(), copy.copy(self.solver)
+                cached = _CachedMatrix(cov, self.eps, solver, population_whitening(cov, self.eps, solver))
+                self._cached_matrix = cached
+        return cached.whitening
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_solved": None}
+        return {**self.__dict__, "_cached_matrix": None}
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, population={self.population!r}"
 
 
 class IterNorm(BatchWhitening):
-    r"""Whiten over the batch by Newton's iteration: whitening without an eigendecomposition, and not all the way.
+    r"""Approximate whitening over the batch by T Newton iterations, without an eigendecomposition.
 
     `Iterative Normalization: Beyond Standardization towards Efficient Whitening <https://arxiv.org/abs/1904.03441>`_
 
@@ -222,7 +219,7 @@ class IterNorm(BatchWhitening):
 
 
 class DecorrelatedBatchNorm(BatchWhitening):
-    r"""Whiten over the batch by eigendecomposition (ZCA): zero mean, unit covariance, least distortion.
+    r"""Whitening over the batch by eigendecomposition (ZCA): zero mean, unit covariance, least distortion.
 
     `Decorrelated Batch Normalization <https://arxiv.org/abs/1804.08450>`_. The paper's "DBN" is
     ``affine=False``, its "DBN-scale" ``bias=False``, which has γ alone.

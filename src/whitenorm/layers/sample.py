@@ -1,4 +1,4 @@
-"""Whitening within each sample: no batch statistics, the same in training and inference."""
+"""Whitening within each sample, without batch statistics: the same in training and eval mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whitenorm._runtime import is_tracing
 from whitenorm.functional import group_whitening, instance_whitening
 from whitenorm.layers.base import ChannelWhitening, Whitening
 from whitenorm.ops.check import check_divides, check_positive, root_divisor
-from whitenorm.ops.masking import cleared
+from whitenorm.ops.masking import zero_masked
 from whitenorm.solvers import SolverLike
 
 
@@ -129,7 +129,7 @@ class GroupWhitening(ChannelWhitening):
         )
 
 
-def _default_groups(features: int) -> int:
+def _choose_num_groups(features: int) -> int:
     groups = root_divisor(features)
     if groups == 1 < features:
         warnings.warn(
@@ -141,11 +141,11 @@ def _default_groups(features: int) -> int:
 
 
 def _reshape_without_view(tensor: Tensor, like: Tensor) -> Tensor:
-    """Reshape a tensor that nothing else uses; autograd does not see a view.
+    """Reshape a tensor that nothing else uses, without a view that autograd sees.
 
     FSDP2 loses its hooks where a module returns a view that is then changed in place.
     """
-    # TorchScript's tracer would take the sizes for constants. Vectors are of this shape already.
+    # TorchScript's tracer would record the sizes as constants.
     if is_tracing() or tensor.shape == like.shape:
         return tensor.reshape(like.shape)
     return torch.ops.aten._unsafe_view.default(tensor, like.shape)
@@ -196,7 +196,7 @@ class LayerWhitening(Whitening):
         for size in shape or (0,):
             check_positive("every size of normalized_shape", size)
         if num_groups is None:
-            num_groups = _default_groups(math.prod(shape))
+            num_groups = _choose_num_groups(math.prod(shape))
         check_divides("num_groups", num_groups, "features", math.prod(shape))
         super().__init__(shape, solver, eps, elementwise_affine, bias, device, dtype)
         self.normalized_shape = shape
@@ -206,7 +206,7 @@ class LayerWhitening(Whitening):
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         if input.is_nested:
-            return self._jagged(input, mask)
+            return self._whiten_jagged(input, mask)
         dims = len(self.normalized_shape)
         if tuple(input.shape[-dims:]) != self.normalized_shape:
             raise ValueError(
@@ -217,21 +217,21 @@ class LayerWhitening(Whitening):
         tokens = input.reshape(math.prod(input.shape[:-dims]), math.prod(self.normalized_shape))
         weight, bias = (None if tensor is None else tensor.flatten() for tensor in (self.weight, self.bias))
         if mask is not None:
-            mask = self._flat_mask(mask, input.shape[:-dims])
-            tokens = cleared(tokens, mask)
+            mask = self._flatten_mask(mask, input.shape[:-dims])
+            tokens = zero_masked(tokens, mask)
         output = group_whitening(tokens, self.num_groups, weight, bias, self.eps, solver=self.solver)
-        return _reshape_without_view(output if mask is None else cleared(output, mask), input)
+        return _reshape_without_view(output if mask is None else zero_masked(output, mask), input)
 
-    def _flat_mask(self, mask: Tensor, shape: torch.Size) -> Tensor:
+    def _flatten_mask(self, mask: Tensor, shape: torch.Size) -> Tensor:
         if mask.dtype != torch.bool or mask.shape != shape:
             raise ValueError(
-                f"expected a boolean mask of shape {tuple(shape)}, one entry a token (got {mask.dtype} of shape "
+                f"expected a boolean mask of shape {tuple(shape)}, one entry per token (got {mask.dtype} of shape "
                 f"{tuple(mask.shape)})"
             )
         return mask.flatten()
 
-    def _jagged(self, input: Tensor, mask: Tensor | None) -> Tensor:
-        """Of a nested tensor ``(N, *, C)``: its tokens, which lie one after the other."""
+    def _whiten_jagged(self, input: Tensor, mask: Tensor | None) -> Tensor:
+        """Whiten the tokens of a nested tensor ``(N, *, C)``, which lie one after the other."""
         if input.layout != torch.jagged or len(self.normalized_shape) != 1 or input.ndim != 3 or mask is not None:
             raise ValueError(
                 f"expected a dense tensor, or a jagged nested one (N, *, {self.normalized_shape[-1]}) without a mask "

@@ -1,4 +1,4 @@
-"""Whitening with a learned mix of batch and instance statistics."""
+"""Whitening with a learned mix of batch, instance and layer statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from whitenorm.solvers import SolverLike
 
 
 class SwitchableWhitening(PopulationWhitening):
-    r"""Whiten each sample with statistics that a softmax mixes from several methods'.
+    r"""Whitening of each sample with a learned mix of statistics.
 
     `Switchable Whitening for Deep Representation Learning <https://arxiv.org/abs/1904.09739>`_
 
@@ -103,19 +103,19 @@ class SwitchableWhitening(PopulationWhitening):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """All statistics in equal parts, γ to one, β to zero, and the population to its start."""
+        """Set equal weights for all statistics, γ to one and β to zero, and reset the population."""
         nn.init.zeros_(self.mean_logits)
         if self.cov_logits is not None:
             nn.init.zeros_(self.cov_logits)
         super().reset_parameters()
 
     def mixing(self) -> dict[str, tuple[float, float]]:
-        """The present weight of each statistic, in the mean and in the covariance, for people to read."""
+        """Return the present weight of each statistic in the mean and in the covariance."""
         mean, cov = (logits.double().softmax(0).tolist() for logits in self._logits())
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 
     def _logits(self) -> tuple[Tensor, Tensor]:
-        # A copy, as the compiler does not take one tensor twice.
+        # A clone, because the compiler does not take one tensor twice.
         return self.mean_logits, self.mean_logits.clone() if self.cov_logits is None else self.cov_logits
 
     def forward(self, input: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class SwitchableWhitening(PopulationWhitening):
             group_size=self.group_size,
             solver=self.solver,
             process_group=self.process_group if self.training else None,
-            num_batches_tracked=self._counter(),
+            num_batches_tracked=self.num_batches_tracked if self.track_running_stats else None,
         )
 
     def extra_repr(self) -> str:

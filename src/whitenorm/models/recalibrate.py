@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whitenorm._runtime import check_floating
 from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
 from whitenorm.ops.check import check_channels, check_mask
-from whitenorm.ops.distributed import Group, Lockstep, over_ranks
+from whitenorm.ops.distributed import Group, Lockstep, reduce_moments
 from whitenorm.ops.statistics import channel_moments
 from whitenorm.ops.types import Moments
 
@@ -57,11 +57,11 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     count = 0
     lockstep = Lockstep(_groups(layers))
     with unchanged_buffers(*layers), _watched(layers, found, lockstep), torch.no_grad():
-        for arguments, options in lockstep.batches(_model_inputs(_shown(batches) if progress else batches)):
+        for arguments, options in lockstep.iterate(_model_inputs(_shown(batches) if progress else batches)):
             with lockstep.processing():
                 model(*arguments, **options)
             count += 1
-        joined = {layer: _over_ranks(layer, found.get(layer)) for layer in layers}
+        joined = {layer: _reduce_moments(layer, found.get(layer)) for layer in layers}
     found = {layer: seen for layer, seen in joined.items() if seen.num_values > 1}
     if not found:
         raise ValueError(
@@ -151,11 +151,11 @@ def _groups(layers: list[nn.Module]) -> dict[dist.ProcessGroup, torch.device]:
     return {group: device for group, device in groups.items() if group is not None}
 
 
-def _over_ranks(layer: nn.Module, seen: Moments | None) -> Moments:
+def _reduce_moments(layer: nn.Module, seen: Moments | None) -> Moments:
     """What all ranks have seen; a rank that has seen nothing takes part too, as the others wait for it."""
     if seen is None:
         seen = _moments(layer, layer.get_buffer("running_mean").unsqueeze(0)[:0])
-    return over_ranks(seen, _group(layer))
+    return reduce_moments(seen, _group(layer))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The checks of users' arguments, and their words: what was expected, what came, what to do."""
+"""Checks of users' arguments, whose errors say what was expected, what was given and what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from whitenorm.ops.types import STATISTICS
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending.
+    """Return all divisors in ascending order.
 
     Example::
 
@@ -26,7 +26,7 @@ def divisors(number: int) -> list[int]:
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor that is not above ``most``.
+    """Return the largest divisor that is at most ``most``.
 
     Example::
 
@@ -37,7 +37,7 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 def root_divisor(number: int) -> int:
-    """The divisor nearest to the square root: of two that multiply to the number, the smaller is the nearer.
+    """Return the largest divisor that is at most the square root.
 
     Example::
 
@@ -48,7 +48,7 @@ def root_divisor(number: int) -> int:
 
 
 class Wish(int):
-    """A default group size, which adapts to the channels; an ``int`` that a caller passes must divide them.
+    """A default group size, which adapts to the number of channels; one that a caller passes must divide it.
 
     Example::
 
@@ -56,7 +56,7 @@ class Wish(int):
         64
     """
 
-    # The number as a plain int, because the compiler cannot compute with a subclass.
+    # A plain int, because the compiler cannot compute with a subclass.
     size: int
 
     def __new__(cls, size: int) -> Wish:
@@ -66,9 +66,9 @@ class Wish(int):
 
 
 def fit_group_size(num_features: int, group_size: int | None) -> int:
-    """Return the group size to use: all channels for None or more than there are, otherwise a divisor of them.
+    """Return the group size to use: all channels for None or a larger number, otherwise a divisor of them.
 
-    A :class:`Wish` becomes the largest divisor that is not above it, with a warning where little is left of it.
+    A :class:`Wish` becomes the largest divisor up to it, with a warning if that is below a quarter of it, or 1.
 
     Example::
 
@@ -78,7 +78,7 @@ def fit_group_size(num_features: int, group_size: int | None) -> int:
     if group_size is None:
         return num_features
     if isinstance(group_size, Wish):
-        return _grant(num_features, group_size.size)
+        return _adapt_group_size(num_features, group_size.size)
     check_positive("group_size", group_size)
     if group_size > num_features:
         return num_features
@@ -86,8 +86,8 @@ def fit_group_size(num_features: int, group_size: int | None) -> int:
     return group_size
 
 
-def _grant(num_features: int, wish: int) -> int:
-    """Return the largest divisor of the channels up to the wish, and warn where it is below a quarter of it, or 1."""
+def _adapt_group_size(num_features: int, wish: int) -> int:
+    """Return the largest divisor of the channels up to the wish, and warn if it is below a quarter of it, or 1."""
     if wish >= num_features:
         return num_features
     size = largest_divisor(num_features, wish)
@@ -103,7 +103,7 @@ def _grant(num_features: int, wish: int) -> int:
 
 
 def _caller_level() -> int:
-    """Return the ``stacklevel`` with which a warning of the calling function names the code outside of whitenorm."""
+    """Return the ``stacklevel`` with which a warning of the calling function points to code outside whitenorm."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("whitenorm."):
         level, frame = level + 1, frame.f_back
@@ -170,23 +170,23 @@ def check_channels(x: Tensor, num_features: int) -> None:
 
 
 def check_mask(x: Tensor, mask: Tensor) -> None:
-    """Raise unless a mask says of every position of ``(N, C, ...)`` whether it counts."""
+    """Raise unless a mask is boolean with one entry per position of ``(N, C, ...)``."""
     shape = (x.shape[0], *x.shape[2:])
     if mask.dtype != torch.bool or mask.shape != shape:
         raise ValueError(
             f"expected a boolean mask of shape {shape}, True where a position counts, for input of shape "
-            f"{tuple(x.shape)} (got {mask.dtype} of shape {tuple(mask.shape)}); of lengths it is "
+            f"{tuple(x.shape)} (got {mask.dtype} of shape {tuple(mask.shape)}); for lengths it is "
             "torch.arange(L) < lengths.unsqueeze(1)"
         )
 
 
 def check_parameter(name: str, parameter: Tensor | None, num_features: int) -> None:
     if parameter is not None and parameter.shape != (num_features,):
-        raise ValueError(f"expected {name} of shape ({num_features},), one a channel (got {tuple(parameter.shape)})")
+        raise ValueError(f"expected {name} of shape ({num_features},), one per channel (got {tuple(parameter.shape)})")
 
 
 def check_running(name: str, mean: Tensor | None, matrix: Tensor | None, num_features: int, group_size: int) -> None:
-    """Raise unless a running mean and a running matrix, where there are any, fit the channels and groups."""
+    """Raise unless a running mean and a running matrix, if given, fit the channels and groups."""
     check_parameter("running_mean", mean, num_features)
     shape = (num_features // group_size, group_size, group_size)
     if matrix is not None and matrix.shape != shape:
@@ -197,7 +197,7 @@ def check_running(name: str, mean: Tensor | None, matrix: Tensor | None, num_fea
 
 
 def check_batch(x: Tensor, group: object = None) -> None:
-    """BatchNorm's error, in its words, where a batch statistic has one value or none and no other rank adds any."""
+    """Raise BatchNorm's error for a batch of at most one value per channel, unless other ranks may add values."""
     if group is not None:
         return
     if x.shape[0] * math.prod(x.shape[2:]) <= 1:
@@ -210,8 +210,8 @@ def check_batch(x: Tensor, group: object = None) -> None:
 def check_counted(x: Tensor, mask: Tensor | None, number: int | Tensor) -> None:
     """Raise BatchNorm's error where a mask, or the batches of all ranks, leave one value per channel.
 
-    The number of values is the same on all ranks, so all of them raise. It is read only where it may be 1 and nothing
-    waits for it; elsewhere such a batch leaves the running statistics as they are.
+    The number of values is the same on all ranks, so that all of them raise. It is read only where it may be 1 and
+    reading it waits for nothing; elsewhere such a batch leaves the running statistics unchanged.
     """
     if not isinstance(number, Tensor) or not may_read_values(number):
         return
@@ -225,7 +225,7 @@ def check_counted(x: Tensor, mask: Tensor | None, number: int | Tensor) -> None:
 
 
 def check_positions(x: Tensor, per: str, count: int, layer: str = "") -> None:
-    """The same where each sample has its own statistics; ``layer`` says in which layer."""
+    """Raise BatchNorm's error where the statistics of one sample have at most one value; ``layer`` names the layer."""
     if count <= 1:
         raise ValueError(
             f"Expected more than 1 value per {per} and sample to whiten{layer}, got input size {x.shape}: a single "

@@ -1,4 +1,4 @@
-"""Statistics across the ranks of a process group: one all-reduce forward, one backward; and ranks kept in lockstep."""
+"""Statistics over the ranks of a process group, by one all-reduce forward and one backward; ranks in lockstep."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Group = dist.ProcessGroup | None
 T = TypeVar("T")
 
 
-def over_ranks(local: Moments, group: Group) -> Moments:
-    """The moments of all ranks' batches joined, from those of this rank's batch, each weighted by its count.
+def reduce_moments(local: Moments, group: Group) -> Moments:
+    """Return the moments over the batches of all ranks, from those of this rank's batch.
 
-    What is added up are uncentred moments, in float64: there an offset of a thousand standard deviations, whose square
-    would drown a float32 covariance, leaves ten digits. A rank may have an empty batch; where all have, mean,
-    covariance and number are zero.
+    Uncentred moments, weighted by their counts, are summed in float64: the square of an offset of a thousand standard
+    deviations, which would drown a float32 covariance, leaves ten digits there. A rank may have an empty batch; if all
+    are empty, mean, covariance and number of values are zero.
     """
     if group is None:
         return local
@@ -31,7 +31,7 @@ def over_ranks(local: Moments, group: Group) -> Moments:
     if isinstance(number, int) and number == 0:
         mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
     second = _upper(torch.addcmul(cov, mean.unsqueeze(-1), mean.unsqueeze(-2)))
-    count, total, upper = _all_reduced((mean.new_ones(1), mean, second), group, number)
+    count, total, upper = _all_reduce((mean.new_ones(1), mean, second), group, number)
     number = count.clamp(min=1)
     mean, upper = total / number, upper / number
     cov = torch.addcmul(_from_upper(upper, cov.shape[-1]), mean.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
@@ -39,17 +39,17 @@ def over_ranks(local: Moments, group: Group) -> Moments:
     return Moments(mean.to(dtype), cov.to(dtype), count.squeeze().to(dtype))
 
 
-def gradient_over_ranks(local: AffineGrad | None, group: Group) -> AffineGrad | None:
-    """What the statistics that all ranks share add to dx, added up over the ranks, and over 1 value at least."""
+def reduce_gradient(local: AffineGrad | None, group: Group) -> AffineGrad | None:
+    """Return the gradient through shared statistics, summed over the ranks and divided by the values of all ranks."""
     if local is None or group is None:
         return local
     matrix, offset, mean, number = local
-    upper, offset, count = _all_reduced((_upper(matrix), offset, _count(number, offset)), group)
+    upper, offset, count = _all_reduce((_upper(matrix), offset, _count(number, offset)), group)
     return AffineGrad(_from_upper(upper, matrix.shape[-1]), offset, mean, count.squeeze().clamp(min=1))
 
 
 def _upper(matrix: Tensor) -> Tensor:
-    """The upper triangle of symmetric matrices, which is all there is to send, as ``(..., K(K + 1)/2)``."""
+    """Return the upper triangle of symmetric matrices, which is all that is sent, as ``(..., K(K + 1)/2)``."""
     return matrix.flatten(-2)[..., _triangle(matrix.shape[-1], matrix.device)[0]]
 
 
@@ -58,29 +58,29 @@ def _from_upper(triangle: Tensor, size: int) -> Tensor:
 
 
 def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the entries of an upper triangle are among K·K, and where those of the matrix are in the triangle.
+    """Return the indices of an upper triangle among K·K entries, and of all entries in the triangle.
 
-    What a compiler traces has constants of its own.
+    Compiled code has its own constants, so that the cache is for eager mode.
     """
-    return _places(size, device) if is_transformed() else _kept_places(size, device)
+    return _index_triangle(size, device) if is_transformed() else _cached_triangle(size, device)
 
 
-def _places(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _index_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     row, column = torch.triu_indices(size, size, device=device)
     place = torch.empty(size, size, dtype=torch.long, device=device)
     place[row, column] = place[column, row] = torch.arange(len(row), device=device)
     return row * size + column, place
 
 
-_kept_places = functools.cache(_places)
+_cached_triangle = functools.cache(_index_triangle)
 
 
 def _count(number: int | Tensor, like: Tensor) -> Tensor:
-    """A number as a tensor ``(1,)``, filled in where it is used: a copy from the host would wait for the device."""
+    """Return a number as a tensor ``(1,)``, made by a fill, because a copy from the host would wait for the device."""
     return number.reshape(1).to(like.dtype) if isinstance(number, Tensor) else like.new_full((1,), number)
 
 
-# What a rank reports: at a batch or a collective, out of batches, failed to read a batch, failed to process one.
+# The reports of a rank: at a batch or a collective, out of batches, failed to read a batch, failed to process one.
 _GOING, _ENDED, _UNREAD, _FAILED = range(4)
 
 
@@ -101,7 +101,7 @@ class Lockstep:
         self._informed: set[dist.ProcessGroup] = set()
         self._count = 0
 
-    def batches(self, batches: Iterable[T]) -> Iterator[T]:
+    def iterate(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches as long as all ranks have one; raise on all ranks where some do not."""
         iterator: Iterator[T] | None = None
         while True:
@@ -178,10 +178,10 @@ class Lockstep:
             )
 
 
-def _all_reduced(tensors: tuple[Tensor, ...], group: Group, number: int | Tensor = 1) -> list[Tensor]:
-    """The sums over the ranks, each rank's counted ``number`` times, by one collective."""
+def _all_reduce(tensors: tuple[Tensor, ...], group: Group, weight: int | Tensor = 1) -> list[Tensor]:
+    """Return the sums over the ranks, with each rank's tensors weighted by a number, by one collective."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    flat = flat if isinstance(number, int) and number == 1 else flat * number
+    flat = flat if isinstance(weight, int) and weight == 1 else flat * weight
     dist.all_reduce(flat, group=group)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -1,7 +1,7 @@
-"""The view ``x[N, G, K, J, P]`` of every input layout: the only place that knows how tensors lie in memory.
+"""The view ``x[N, G, K, J, P]`` of an input ``(N, C, ...)``: the only place that knows how tensors lie in memory.
 
-N samples, G groups, K features whitened together, each of J channels of P positions. No view copies unless the strides
-leave no choice, or another order is faster.
+N samples, G groups, K features whitened together, each of J channels of P positions. A view copies only where the
+strides leave no choice or another order is faster.
 """
 
 from __future__ import annotations
@@ -18,28 +18,32 @@ from whitenorm._runtime import is_transformed, may_write_in_place
 class Layout(NamedTuple):
     """How an input ``(N, C, ...)`` is seen as ``x[N, G, K, J, P]``, and back.
 
-    ``groups`` is G and ``features`` is K. ``across`` tells what the K features are: the channels of a group, or, in
-    Group Whitening, the groups of a sample, of J channels each. ``rows`` says that neighbouring channels are neighbours
-    in memory; if all samples are ``pooled`` in one statistic, they are then one long run, ``(1, G, K, 1, N·P)``. A
-    ``copied`` x lies one channel after the other: with all samples of each, where they are pooled, in one run again,
-    or, across groups, in each sample. The ``dual`` of vectors across groups has K and J exchanged; see
-    :mod:`whitenorm.ops.torch.dual`. Outputs are ``channels_last`` where inputs are.
+    Attributes:
+        groups: G.
+        features: K.
+        rows: neighbouring channels are neighbours in memory.
+        pooled: all samples share a statistic; with ``rows`` they are then one long run, ``(1, G, K, 1, N·P)``.
+        groups_as_features: the K features are the groups of a sample, of J channels each, as in Group Whitening;
+            otherwise they are the channels of a group.
+        dual: K and J are exchanged; see :mod:`whitenorm.ops.torch.dual`.
+        copied: x is copied so that the values of a channel are one run, over all samples where these are pooled.
+        channels_last: outputs are in a channels-last format.
     """
 
     groups: int
     features: int
     rows: bool = False
     pooled: bool = False
-    across: bool = False
+    groups_as_features: bool = False
     dual: bool = False
     copied: bool = False
     channels_last: bool = False
 
     def split(self, x: Tensor) -> Tensor:
-        """``(N, C, ...)`` as ``(N, G, K, J, P)``."""
+        """Return ``(N, C, ...)`` as ``(N, G, K, J, P)``."""
         n, channels, *sizes = x.shape
         positions = math.prod(sizes)
-        if self.across:
+        if self.groups_as_features:
             x = x.contiguous() if self.copied else x
             split = x.reshape(n, 1, self.features, channels // self.features, positions)
             return split.transpose(2, 3) if self.dual else split
@@ -52,10 +56,10 @@ class Layout(NamedTuple):
         return rows.permute(0, 2, 3, 1).unsqueeze(3)
 
     def join(self, y: Tensor, like: Tensor) -> Tensor:
-        """Undo :meth:`split`: the shape of ``like``, which this layout was made for, and its memory format."""
+        """Undo :meth:`split`: return y in the shape of ``like``, which this layout was made for, and its format."""
         n, channels, *sizes = like.shape
         last = len(sizes) + 1
-        if self.copied and not self.across:
+        if self.copied and not self.groups_as_features:
             joined = y.reshape(channels, n, *sizes).transpose(0, 1)
         elif self.rows:
             joined = y.squeeze(3).permute(0, 3, 1, 2).reshape(n, *sizes, channels).movedim(last, 1)
@@ -65,38 +69,39 @@ class Layout(NamedTuple):
             return joined.movedim(1, last).contiguous().movedim(last, 1)
         return joined.contiguous()
 
-    def empty(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """A new tensor for an output of the shape and memory format of ``like``, and where to write it.
+    def allocate(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a new tensor of the shape and format of ``like``, and its split view to write to.
 
-        The second is the split view of the first, or, where there is no such view, a tensor that :meth:`fill` copies.
+        Where there is no such view, the second is the split view of another tensor, which :meth:`finish` copies.
         """
         whole = _empty_channels_last(like) if self.channels_last else like.new_empty(like.shape)
         if not self.copied:
             return whole, self.split(whole)
         n, channels, *sizes = like.shape
-        copy = like.new_empty(like.shape) if self.across else like.new_empty(channels, n, *sizes).transpose(0, 1)
-        return whole, self.split(copy)
+        if self.groups_as_features:
+            return whole, self.split(like.new_empty(like.shape))
+        return whole, self.split(like.new_empty(channels, n, *sizes).transpose(0, 1))
 
-    def fill(self, whole: Tensor, written: Tensor) -> Tensor:
-        """What :meth:`empty` made, now that its second part is written."""
-        if self.copied and self.across:
-            whole.copy_(written.reshape(whole.shape))
+    def finish(self, whole: Tensor, split: Tensor) -> Tensor:
+        """Return the first tensor of :meth:`allocate` after its second was written."""
+        if self.copied and self.groups_as_features:
+            whole.copy_(split.reshape(whole.shape))
         elif self.copied:
             channels = whole.transpose(0, 1)
-            channels.copy_(written.reshape(channels.shape))
+            channels.copy_(split.reshape(channels.shape))
         return whole
 
-    def parameter(self, vector: Tensor) -> Tensor:
-        """A per-channel vector ``(C,)`` as ``(G, K, J)``."""
+    def split_parameter(self, vector: Tensor) -> Tensor:
+        """Return a parameter ``(C,)`` as ``(G, K, J)``."""
         matrix = vector.reshape(self.groups, self.features, -1)
         return matrix.mT if self.dual else matrix
 
-    def vector(self, parameter: Tensor) -> Tensor:
-        """Undo :meth:`parameter`."""
+    def join_parameter(self, parameter: Tensor) -> Tensor:
+        """Undo :meth:`split_parameter`."""
         return (parameter.mT if self.dual else parameter).reshape(-1)
 
-    def values(self, x: Tensor) -> int:
-        """How many values the statistics of ``x[N, G, K, J, P]`` are over: of the batch, if pooled, or of a sample."""
+    def num_values(self, x: Tensor) -> int:
+        """Return the number of values per feature in a statistic of ``x[N, G, K, J, P]``."""
         n, _, features, channels, positions = x.shape
         if self.dual:
             return features
@@ -104,27 +109,27 @@ class Layout(NamedTuple):
 
 
 def _empty_channels_last(like: Tensor) -> Tensor:
-    # Not by moving a dimension: a view is not to be changed in place.
+    # Not by moving a dimension: a view may not be changed in place.
     channels, *sizes = like.shape[1:]
     inner = [channels * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     return like.new_empty_strided(like.shape, (channels * math.prod(sizes), 1, *inner))
 
 
-def written(step: Callable[..., Tensor], layout: Layout, like: Tensor, *given: Any) -> Tensor:
-    """Run a step, and return its result in the shape, memory format and dtype of ``like``.
+def run_into(step: Callable[..., Tensor], layout: Layout, like: Tensor, *args: Any) -> Tensor:
+    """Run a step with ``out=`` as its last argument, and return the result in shape, format and dtype of ``like``.
 
-    The result is always a new tensor, never a view of one: an autograd function must not return a view, or an in-place
-    activation behind the layer fails.
+    The result is a new tensor, never a view: an autograd function must not return a view, or an in-place activation
+    behind the layer fails.
     """
     if not may_write_in_place():
-        return layout.join(step(*given, None), like).to(like.dtype, copy=True)
-    whole, out = layout.empty(like)
-    step(*given, out)
-    return layout.fill(whole, out)
+        return layout.join(step(*args, None), like).to(like.dtype, copy=True)
+    whole, out = layout.allocate(like)
+    step(*args, out)
+    return layout.finish(whole, out) if layout.copied else whole
 
 
-def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = False) -> Layout:
-    """Groups of neighbouring channels, whitened over positions, and with ``pooled`` over samples.
+def channel_groups(x: Tensor, group_size: int, pooled: bool, handles_strides: bool = False) -> Layout:
+    """Return the layout of groups of neighbouring channels, whitened over positions and, if ``pooled``, samples.
 
     Example::
 
@@ -135,25 +140,19 @@ def channel_groups(x: Tensor, group_size: int, pooled: bool, as_it_lies: bool = 
         >>> channel_groups(x, 3, pooled=True).split(x).shape
         torch.Size([1, 2, 3, 1, 8])
     """
-    last = channels_last(x)
-    rows = not as_it_lies and last
-    copied = not as_it_lies and not rows and pooled and _few_positions(x, group_size)
+    last = is_channels_last(x)
+    rows = last and not handles_strides
+    # With few positions, a K×K matrix per sample is no smaller than the sample. Copied to one run per channel, all
+    # samples need one matrix per group, and one large product instead of N small ones. Not while a compiler traces:
+    # this would tie an exported graph to the size of the image.
+    copied = pooled and not (handles_strides or rows) and math.prod(x.shape[2:]) <= group_size and not is_transformed()
     return Layout(x.shape[1] // group_size, group_size, rows, pooled, copied=copied, channels_last=last)
 
 
-def _few_positions(x: Tensor, features: int) -> bool:
-    """Whether a sample has so few positions that a K×K matrix of its own is no smaller than what it is made from.
+def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, handles_strides: bool = False) -> Layout:
+    """Return the layout of Group Whitening: each group's channels and positions in a row, rows whitened per sample.
 
-    Copied to one run a channel, all samples together need one matrix a group, and one large product instead of N small
-    ones. While a compiler traces it is not asked: it would tie what is exported to the size of the image.
-    """
-    return not is_transformed() and math.prod(x.shape[2:]) <= features
-
-
-def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, as_it_lies: bool = False) -> Layout:
-    """Each group's channels and positions in a row, and the rows of a sample whitened against each other.
-
-    Vectors with more groups than channels in each have a smaller dual.
+    Vectors with more groups than channels per group have a smaller dual.
 
     Example::
 
@@ -164,22 +163,22 @@ def sample_groups(x: Tensor, num_groups: int, may_be_dual: bool, as_it_lies: boo
         >>> sample_groups(x, 3, may_be_dual=True).split(x).shape
         torch.Size([8, 1, 2, 3, 1])
     """
-    vectors = math.prod(x.shape[2:]) == 1
-    # In (N, C) the channels are one run of memory either way.
-    last = channels_last(x)
-    copied = last and not vectors and not as_it_lies
-    dual = may_be_dual and vectors and num_groups * num_groups > x.shape[1]
-    return Layout(1, num_groups, across=True, dual=dual, copied=copied, channels_last=last)
+    is_vector = math.prod(x.shape[2:]) == 1
+    last = is_channels_last(x)
+    # The channels of (N, C) are one run of memory either way.
+    copied = last and not is_vector and not handles_strides
+    dual = may_be_dual and is_vector and num_groups * num_groups > x.shape[1]
+    return Layout(1, num_groups, groups_as_features=True, dual=dual, copied=copied, channels_last=last)
 
 
-def channels_last(x: Tensor) -> bool:
-    """Whether neighbouring channels are neighbours in memory: ``(N, C)``, and channels-last formats.
+def is_channels_last(x: Tensor) -> bool:
+    """Return whether neighbouring channels are neighbours in memory, as in ``(N, C)`` and channels-last formats.
 
     Example::
 
-        >>> channels_last(torch.zeros(2, 3)), channels_last(torch.zeros(2, 3, 4, 4))
+        >>> is_channels_last(torch.zeros(2, 3)), is_channels_last(torch.zeros(2, 3, 4, 4))
         (True, False)
-        >>> channels_last(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
+        >>> is_channels_last(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
         True
     """
     if x.ndim == 2 or math.prod(x.shape[2:]) == 1:

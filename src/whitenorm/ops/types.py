@@ -1,11 +1,12 @@
-"""What the six kernels take and give, in either room; ``x[N, G, K, J, P]`` throughout.
+"""Argument and result types of the six steps, shared by all backends.
 
-N samples, G groups, K features whitened together; each has J channels of P positions in a sample, L = J·P values.
+Inputs are seen as ``x[N, G, K, J, P]``: N samples, G groups, K features whitened together, each of J channels of P
+positions. A statistic has one entry per sample (B = N) or one for the batch (B = 1).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -14,32 +15,27 @@ from whitenorm.solvers.base import Solver
 STATISTICS = ("bw", "iw", "bn", "in", "ln")
 BATCH_STATISTICS = ("bw", "bn")
 SAMPLE_STATISTICS = ("iw", "in", "ln")
-# Of a single position these are nothing.
+# These do not exist for a single position.
 OVER_POSITIONS = ("iw", "in")
 
 
 class Method(NamedTuple):
-    """What is done with the moments: ``statistics`` are pooled, the covariance becomes ``scale``·Σ + ``eps``·I, and
-    ``solver`` turns it into a matrix.
+    """How moments become a matrix.
+
+    The ``statistics`` are pooled, the covariance becomes ``scale``·Σ + ``eps``·I, and ``solver`` solves for its matrix.
+    ``uses_sample`` and ``uses_batch`` tell whose moments the statistics are made of.
     """
 
     statistics: tuple[str, ...]
     solver: Solver
     eps: float
     scale: float = 1.0
-
-    # No properties: the compilers of older versions do not trace them.
-    def uses_sample(self) -> bool:
-        """Whether a statistic of each sample takes part."""
-        return any(name in SAMPLE_STATISTICS for name in self.statistics)
-
-    def uses_batch(self) -> bool:
-        """Whether a statistic of the whole batch takes part."""
-        return any(name in BATCH_STATISTICS for name in self.statistics)
+    uses_sample: bool = False
+    uses_batch: bool = False
 
 
 class Moments(NamedTuple):
-    """Mean ``(B, G, K)`` and biased covariance ``(B, G, K, K)``, each over ``num_values`` values; B is N, or 1."""
+    """Mean ``(B, G, K)`` and biased covariance ``(B, G, K, K)``, each over ``num_values`` values."""
 
     mean: Tensor
     cov: Tensor
@@ -47,21 +43,21 @@ class Moments(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The moments of each sample and those of the batch, where they are needed."""
+    """Moments of each sample and of the batch; None where a method does not use them."""
 
     sample: Moments | None
     batch: Moments | None
 
 
 class Mixing(NamedTuple):
-    """Logits, one a statistic, whose softmax says how much of each goes into the mean and into the covariance."""
+    """Logits, one per statistic; their softmax weights the statistics in the pooled mean and covariance."""
 
     mean: Tensor
     cov: Tensor
 
 
 class Running(NamedTuple):
-    """Running statistics to update in place: mean ``(C,)``, matrix ``(G, K, K)`` of the named kind, batches seen."""
+    """Running statistics to update in place: mean ``(C,)``, matrix ``(G, K, K)`` of a kind, number of batches."""
 
     mean: Tensor | None
     matrix: Tensor | None
@@ -70,31 +66,23 @@ class Running(NamedTuple):
     counter: Tensor | None
 
 
-class Solved(NamedTuple):
-    """The whitening matrices ``(B, G, K, K)``, the pooled means ``(B, G, K)``, and the covariances solved for.
+class Solution(NamedTuple):
+    """Whitening matrices ``(B, G, K, K)``, pooled means ``(B, G, K)`` and the covariances that were solved for.
 
-    ``found`` is what else the solver came upon.
+    ``residuals`` are the tensors that the solver's backward starts from, beside the covariances.
     """
 
     whitening: Tensor
     mean: Tensor
     cov: Tensor
-    found: tuple[Tensor, ...] = ()
-
-
-class Saved(NamedTuple):
-    """What is left of it for backward: the matrices, the means, and what the solver's pull-back starts from."""
-
-    whitening: Tensor
-    mean: Tensor
-    solver: tuple[Tensor, ...]
+    residuals: tuple[Tensor, ...] = ()
 
 
 class MapGradients(NamedTuple):
-    """Of y = A(x - mean) + b, ``(B, G, K, K)`` and ``(B, G, K)``.
+    """Gradients of y = A(x - mean) + b: of A as ``matrix`` ``(B, G, K, K)``, of b as ``offset`` ``(B, G, K)``.
 
-    Where each feature has one channel, A is γ·W. Where it has several, γ and β come after the map: A is W, and their
-    own gradients ``(G, K, J)`` are here too.
+    With one channel per feature, A is γ·W. With several, γ and β come after the map: A is W, and ``weight`` and
+    ``bias`` are the gradients ``(G, K, J)`` of γ and β.
     """
 
     matrix: Tensor
@@ -104,9 +92,9 @@ class MapGradients(NamedTuple):
 
 
 class AffineGrad(NamedTuple):
-    """What statistics over ``num_values`` values add to dx: ``(2·matrix @ (x - mean) + offset) / number``.
+    """Gradient that reaches x through statistics: ``(2·matrix @ (x - mean) + offset) / num_values``.
 
-    The matrix is the gradient of the covariance, the offset that of the mean.
+    ``matrix`` is the gradient of the covariance and ``offset`` that of the mean.
     """
 
     matrix: Tensor
@@ -116,8 +104,9 @@ class AffineGrad(NamedTuple):
 
 
 class StatisticsGrads(NamedTuple):
-    """What the small gradients come to: through the statistics of each sample and of the batch to dx, and of γ, β
-    ``(G, K, J)`` and the mixing's logits.
+    """Gradients that reach x through the statistics of each sample and of the batch, and those of the parameters.
+
+    ``weight`` and ``bias`` are ``(G, K, J)``; ``mixing`` has the gradients of the logits.
     """
 
     sample: AffineGrad | None
@@ -125,3 +114,89 @@ class StatisticsGrads(NamedTuple):
     weight: Tensor | None
     bias: Tensor | None
     mixing: Mixing | None
+
+
+class MomentsStep(Protocol):
+    """Compute means and covariances of each ``sample`` and of the whole ``batch``, as far as asked for."""
+
+    def __call__(self, x: Tensor, sample: bool, batch: bool) -> Statistics: ...
+
+
+class SolveStep(Protocol):
+    """Pool the statistics, solve for the matrices, and update the running statistics, if given, with the batch."""
+
+    def __call__(
+        self, statistics: Statistics, method: Method, mixing: Mixing | None, running: Running | None
+    ) -> Solution: ...
+
+
+class ApplyStep(Protocol):
+    """Compute γ·W(x - mean) + β, written to ``out`` if that is given."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        whitening: Tensor,
+        mean: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        out: Tensor | None,
+    ) -> Tensor: ...
+
+
+class MapGradientsStep(Protocol):
+    """Sum grad·(x - mean)ᵀ and grad over the values that share a matrix; see :class:`MapGradients`."""
+
+    def __call__(
+        self, grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> MapGradients: ...
+
+
+class SolveBackwardStep(Protocol):
+    """Compute the gradients of γ, β and the logits, and those that reach x through the statistics.
+
+    With ``batch_is_constant``, the batch statistics are a population's, and nothing reaches x through them.
+    """
+
+    def __call__(
+        self,
+        grads: MapGradients,
+        solution: Solution,
+        statistics: Statistics,
+        method: Method,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mixing: Mixing | None,
+        batch_is_constant: bool,
+    ) -> StatisticsGrads: ...
+
+
+class InputGradientStep(Protocol):
+    """Compute (γ·W)ᵀ @ grad plus the gradients through the statistics, written to ``out`` if that is given."""
+
+    def __call__(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        whitening: Tensor,
+        weight: Tensor | None,
+        sample: AffineGrad | None,
+        batch: AffineGrad | None,
+        out: Tensor | None,
+    ) -> Tensor: ...
+
+
+class Kernels(NamedTuple):
+    """The six steps of a backend.
+
+    With ``handles_strides`` they take x as it lies in memory; otherwise :mod:`whitenorm.ops.layout` copies it where
+    another order is faster.
+    """
+
+    moments: MomentsStep
+    solve: SolveStep
+    apply: ApplyStep
+    map_gradients: MapGradientsStep
+    solve_backward: SolveBackwardStep
+    input_gradient: InputGradientStep
+    handles_strides: bool = False

@@ -1,6 +1,6 @@
 """The six steps in order, as one autograd function for all methods.
 
-Forward: moments of x, solve for the matrix, apply it. Backward: gradients of the map, through the solve, to x.
+Forward: moments of x, solve for the matrix, apply it. Backward: gradients of the map, back through the solve, to x.
 """
 
 from __future__ import annotations
@@ -10,27 +10,62 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import call, compute_dtype, is_forward_mode, is_transformed, no_autocast, present_vjp
+from whitenorm._runtime import (
+    apply_function,
+    compute_dtype,
+    is_forward_mode,
+    is_transformed,
+    no_autocast,
+    vjp_of_optional,
+)
 from whitenorm.ops.check import check_counted
-from whitenorm.ops.dispatch import TORCH, Kernels, under_transforms
-from whitenorm.ops.distributed import Group, gradient_over_ranks, over_ranks
-from whitenorm.ops.layout import Layout, written
-from whitenorm.ops.masking import cleared, counted, filled
-from whitenorm.ops.running import update
-from whitenorm.ops.torch.solve import pooled
-from whitenorm.ops.types import Method, Mixing, Moments, Running, Saved, Statistics
+from whitenorm.ops.dispatch import kernels_under_transforms, torch_kernels
+from whitenorm.ops.distributed import Group, reduce_gradient, reduce_moments
+from whitenorm.ops.layout import Layout, run_into
+from whitenorm.ops.masking import fill_masked_with_mean, rescale_to_valid_count, zero_masked
+from whitenorm.ops.running import update_running
+from whitenorm.ops.torch.solve import pool
+from whitenorm.ops.types import Kernels, Method, Mixing, Moments, Running, Solution, Statistics
 
 
 class Plan(NamedTuple):
-    """How an input is whitened: what is whitened together, by which method, with which kernels.
-
-    The batch is that of all ranks of ``group``.
-    """
+    """How an input is whitened: its layout, the method, the kernels, and the ranks whose batches count as one."""
 
     layout: Layout
     method: Method
-    kernels: Kernels = TORCH
+    kernels: Kernels
     group: Group = None
+
+
+class Inputs(NamedTuple):
+    """The tensors that a method uses, in the order of the autograd function's arguments."""
+
+    x: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    mean_logits: Tensor | None = None
+    cov_logits: Tensor | None = None
+    population_mean: Tensor | None = None
+    population_cov: Tensor | None = None
+    mask: Tensor | None = None
+
+
+class Saved(NamedTuple):
+    """Results of forward beside y, which are saved for backward before the solver's residuals.
+
+    The moments are those that statistics are mixed from; of a single statistic they are not needed. The covariance of
+    a mix is None where it is pooled again from the moments, which takes less time than memory for one more matrix per
+    sample. ``num_values`` is that of the batch, if a tensor.
+    """
+
+    whitening: Tensor
+    mean: Tensor
+    cov: Tensor | None
+    sample_mean: Tensor | None
+    sample_cov: Tensor | None
+    batch_mean: Tensor | None
+    batch_cov: Tensor | None
+    num_values: Tensor | None
 
 
 def whiten(
@@ -43,84 +78,188 @@ def whiten(
     mask: Tensor | None = None,
     running: Running | None = None,
 ) -> Tensor:
-    r"""Whiten ``(N, C, ...)``: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`, differentiably.
+    r"""Whiten ``(N, C, ...)`` differentiably: :math:`y = \gamma\, W(\hat\Sigma)\,(x - \hat\mu) + \beta`.
 
-    Statistics and matrices are computed in float32 at least; y has the dtype of x. Saved for backward: x, and per
-    covariance the one or two matrices that the solver asks for and, for mixed statistics, the samples' own.
+    Statistics and matrices are computed in float32 at least; y has the dtype of x. Saved for backward are x and a few
+    matrices per covariance.
 
     Args:
-        x: of any strides.
-        plan: how.
+        x: input, of any strides.
+        plan: layout, method and kernels.
         weight, bias: γ and β, ``(C,)``.
-        mixing: of several statistics.
+        mixing: logits of several statistics.
         population: mean ``(1, G, K)`` and covariance ``(1, G, K, K)`` in place of the batch's; constants.
-        mask: which positions count in statistics of the batch, ``(N, ...)``; the others give 0.
-        running: statistics to take this batch's into.
+        mask: the positions ``(N, ...)`` that count in statistics of the batch; the others give 0.
+        running: statistics to update with those of the batch.
     """
     logits, statistics = mixing or (None, None), population or (None, None)
-    # By a plain constructor, which the compilers of older versions trace.
-    given = _Given(x, weight, bias, logits[0], logits[1], statistics[0], statistics[1], mask)
+    inputs = Inputs(x, weight, bias, *logits, *statistics, mask)
     if is_forward_mode():
         with no_autocast(x):
-            return _differentiable(given, plan, running)
-    # Compilers and transforms do not follow a write within an autograd function: there it comes after.
-    within = None if is_transformed() else running
-    y, *outputs = call(_Whiten, *given, plan, within)
-    if running is not None and within is None:
-        update(running, *_recorded(given, plan, outputs))
+            return _whiten_differentiably(inputs, plan, running)
+    # Compilers and transforms do not follow writes inside an autograd function, so that the update comes after it.
+    update_later = running is not None and is_transformed()
+    output = apply_function(_Whiten, *inputs, plan, None if update_later else running)
+    if update_later:
+        saved = Saved(*output[1:9])
+        assert running is not None
+        assert saved.batch_cov is not None
+        mean = saved.mean if saved.batch_mean is None else saved.batch_mean
+        num_values = 0 if saved.num_values is None else saved.num_values
+        update_running(running, Moments(mean, saved.batch_cov, num_values), saved.whitening)
+    y: Tensor = output[0]
     return y
 
 
-class _Given(NamedTuple):
-    """The tensors a method is given, in the order the autograd function takes them."""
+class _Whiten(torch.autograd.Function):
+    """Returns y and then, for backward and for running statistics, tensors that autograd does not follow."""
 
-    x: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    mean_logits: Tensor | None
-    cov_logits: Tensor | None
-    population_mean: Tensor | None
-    population_cov: Tensor | None
-    mask: Tensor | None
+    generate_vmap_rule = True
 
-    def prepared(self, layout: Layout) -> _Given:
-        """The same in the dtype of computation, with x as ``[N, G, K, J, P]`` in its own, γ and β as ``(G, K, J)``."""
-        dtype = compute_dtype(self.x.dtype)
-        x, *given, mask = self
-        weight, bias, *rest = [None if tensor is None else tensor.to(dtype) for tensor in given]
-        weight, bias = [None if tensor is None else layout.parameter(tensor) for tensor in (weight, bias)]
-        x = x if mask is None else filled(x.to(dtype), mask)
-        return _Given(layout.split(x), weight, bias, *rest, mask)  # type: ignore[call-arg]
+    # Spelled out, because Dynamo takes the first of *inputs for a context where nothing needs a gradient.
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask, plan, running
+    ):
+        inputs = Inputs(x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask)
+        layout, kernels = plan.layout, plan.kernels
+        with no_autocast(x):
+            split = _split(inputs, layout)
+            statistics = _compute_statistics(split, plan, kernels)
+            sample, batch = statistics
+            is_counted = batch is not None and isinstance(batch.num_values, Tensor)
+            if is_counted:
+                check_counted(x, mask, batch.num_values)
+            solution = kernels.solve(statistics, plan.method, _mixing(split), running)
+            whitening, mean, cov, residuals = solution
+            y = run_into(kernels.apply, layout, x, split.x, whitening, mean, split.weight, split.bias)
+            y = y if mask is None else zero_masked(y, mask)
+        # Outputs must not be inputs, nor each other: the mean of a single statistic is the pooled mean.
+        is_mixed = mean_logits is not None
+        batch = batch if population_mean is None else None
+        saved = Saved(
+            whitening,
+            mean,
+            cov,
+            sample.mean if sample is not None and is_mixed else None,
+            sample.cov if sample is not None and is_mixed else None,
+            batch.mean if batch is not None and is_mixed else None,
+            None if batch is None else batch.cov,
+            batch.num_values if is_counted else None,
+        )
+        return y, *saved, *residuals
 
-    def cleared(self, y: Tensor) -> Tensor:
-        """What belongs to x, with 0 at positions that do not count."""
-        return y if self.mask is None else cleared(y, self.mask)
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        *tensors, ctx.plan, _ = inputs
+        saved, residuals = Saved(*output[1:9]), output[9:]
+        # Backward counts this rank's values, before they are reduced.
+        saved = saved._replace(num_values=None)
+        if tensors[3] is None:
+            saved = saved._replace(batch_cov=None)
+        elif not ctx.plan.kernels.handles_strides:
+            saved = saved._replace(cov=None)
+        ctx.mark_non_differentiable(*[tensor for tensor in output[1:] if tensor is not None])
+        if not is_transformed():
+            # The vmap of older versions cannot batch gradients that are None.
+            ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved, *residuals)
 
-    def mixing(self) -> Mixing | None:
-        if self.mean_logits is None or self.cov_logits is None:
-            return None
-        return Mixing(self.mean_logits, self.cov_logits)
-
-    def population(self) -> Moments | None:
-        if self.population_mean is None or self.population_cov is None:
-            return None
-        return Moments(self.population_mean, self.population_cov, num_values=0)
-
-
-def _measured(prepared: _Given, plan: Plan, kernels: Kernels) -> Statistics:
-    """The moments that are needed, those of the batch over all ranks, or the population's in their place."""
-    method, population = plan.method, prepared.population()
-    measured = Statistics(None, population)
-    if method.uses_sample() or population is None:
-        measured = kernels.moments(prepared.x, method.uses_sample(), method.uses_batch() and population is None)
-    if prepared.mask is not None:
-        measured = counted(measured, prepared.mask)
-    if population is not None:
-        return Statistics(measured.sample, population)
-    return measured if measured.batch is None else Statistics(measured.sample, over_ranks(measured.batch, plan.group))
+    @staticmethod
+    def backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
+        if grad is None:
+            return (None,) * 10
+        # Read once: activation checkpointing returns each saved tensor only once.
+        tensors = ctx.saved_tensors
+        inputs, saved, residuals = Inputs(*tensors[:8]), Saved(*tensors[8:16]), tensors[16:]
+        with no_autocast(inputs.x):
+            if torch.is_grad_enabled():
+                grads = _backward_differentiably(inputs, ctx.plan, grad)
+            else:
+                grads = _backward(inputs, ctx.plan, saved, residuals, grad, ctx.needs_input_grad[0])
+        return *grads, None, None, None, None, None
 
 
-def _differentiable(given: _Given, plan: Plan, running: Running | None = None) -> Tensor:
+def _split(inputs: Inputs, layout: Layout) -> Inputs:
+    """Return x as ``[N, G, K, J, P]``, γ and β as ``(G, K, J)``; all but x in the dtype of computation."""
+    dtype = compute_dtype(inputs.x.dtype)
+    x, weight, bias, *others, mask = inputs
+    if mask is not None:
+        x = fill_masked_with_mean(x.to(dtype), mask)
+    weight = None if weight is None else layout.split_parameter(weight.to(dtype))
+    bias = None if bias is None else layout.split_parameter(bias.to(dtype))
+    others = [None if tensor is None else tensor.to(dtype) for tensor in others]
+    return Inputs(layout.split(x), weight, bias, *others, mask)
+
+
+def _mixing(inputs: Inputs) -> Mixing | None:
+    if inputs.mean_logits is None or inputs.cov_logits is None:
+        return None
+    return Mixing(inputs.mean_logits, inputs.cov_logits)
+
+
+def _compute_statistics(split: Inputs, plan: Plan, kernels: Kernels) -> Statistics:
+    """Return the moments that the method uses; those of the batch are over all ranks, or the population's."""
+    uses_sample, uses_batch = plan.method.uses_sample, plan.method.uses_batch
+    if split.population_mean is not None and split.population_cov is not None:
+        population = Moments(split.population_mean, split.population_cov, num_values=0)
+        sample = kernels.moments(split.x, True, False).sample if uses_sample else None
+        return Statistics(sample, population)
+    statistics = kernels.moments(split.x, uses_sample, uses_batch)
+    if split.mask is not None:
+        statistics = rescale_to_valid_count(statistics, split.mask)
+    if plan.group is not None and statistics.batch is not None:
+        statistics = statistics._replace(batch=reduce_moments(statistics.batch, plan.group))
+    return statistics
+
+
+def _restore_statistics(split: Inputs, plan: Plan, saved: Saved) -> Statistics:
+    """Return the moments of forward over this rank's values; a single statistic is without its unused covariance."""
+    method, num_values = plan.method, plan.layout.num_values(split.x)
+    if split.mean_logits is None:
+        count = num_values if split.mask is None else split.mask.sum().to(saved.mean.dtype)
+        moments = Moments(saved.mean, saved.mean.new_empty(0), count)
+        return Statistics(moments, None) if method.uses_sample else Statistics(None, moments)
+    sample = batch = None
+    if saved.sample_mean is not None and saved.sample_cov is not None:
+        sample = Moments(saved.sample_mean, saved.sample_cov, num_values)
+    if split.population_mean is not None and split.population_cov is not None:
+        batch = Moments(split.population_mean, split.population_cov, num_values=0)
+    elif saved.batch_mean is not None and saved.batch_cov is not None:
+        total = num_values * (split.x.shape[0] if method.uses_sample else 1)
+        batch = Moments(saved.batch_mean, saved.batch_cov, total)
+    return Statistics(sample, batch)
+
+
+def _backward(
+    inputs: Inputs, plan: Plan, saved: Saved, residuals: tuple[Tensor, ...], grad: Tensor, needs_x: bool
+) -> list[Tensor | None]:
+    """Return the gradients of x, weight, bias and the mixing logits."""
+    layout, method, mask = plan.layout, plan.method, inputs.mask
+    kernels = kernels_under_transforms(plan.kernels, layout)
+    split = _split(inputs, layout)
+    x, weight, bias, mixing = split.x, split.weight, split.bias, _mixing(split)
+    grad = layout.split(grad if mask is None else zero_masked(grad, mask))
+    statistics = _restore_statistics(split, plan, saved)
+    whitening, mean, cov = saved.whitening, saved.mean, saved.cov
+    cov = pool(statistics, method, mixing)[1] if cov is None else cov
+    solution = Solution(whitening, mean, cov, residuals)
+    map_grads = kernels.map_gradients(grad, x, whitening, mean, weight, bias)
+    is_constant = inputs.population_mean is not None
+    grads = kernels.solve_backward(map_grads, solution, statistics, method, weight, bias, mixing, is_constant)
+    batch, grad_x = grads.batch, None
+    if plan.group is not None:
+        # On all ranks, whether or not x needs a gradient on this one, because the others wait for it.
+        batch = reduce_gradient(batch, plan.group)
+    if needs_x:
+        grad_x = run_into(kernels.input_gradient, layout, inputs.x, grad, x, whitening, weight, grads.sample, batch)
+        grad_x = grad_x if mask is None else zero_masked(grad_x, mask)
+    grad_weight = None if grads.weight is None else layout.join_parameter(grads.weight)
+    grad_bias = None if grads.bias is None else layout.join_parameter(grads.bias)
+    return [grad_x, grad_weight, grad_bias, *(grads.mixing or (None, None))]
+
+
+def _whiten_differentiably(inputs: Inputs, plan: Plan, running: Running | None = None) -> Tensor:
     """Compute the same y by differentiable operations, for second derivatives and forward mode."""
     if plan.group is not None:
         raise RuntimeError(
@@ -128,165 +267,57 @@ def _differentiable(given: _Given, plan: Plan, running: Running | None = None) -
             "create_graph=True, a gradient of a gradient, or forward mode); set the layers' process_group to None for "
             "those"
         )
-    kernels = under_transforms(plan.kernels)
-    prepared = given.prepared(plan.layout)
-    measured = _measured(prepared, plan, kernels)
-    mean, cov = pooled(measured, plan.method, prepared.mixing())
+    kernels = kernels_under_transforms(plan.kernels, plan.layout)
+    split = _split(inputs, plan.layout)
+    statistics = _compute_statistics(split, plan, kernels)
+    mean, cov = pool(statistics, plan.method, _mixing(split))
     whitening = plan.method.solver.differentiable(cov)
-    if running is not None and measured.batch is not None:
-        update(running, measured.batch, whitening)
-    affine = prepared.weight, prepared.bias
-    return given.cleared(written(kernels.apply, plan.layout, given.x, prepared.x, whitening, mean, *affine))
+    if running is not None and statistics.batch is not None:
+        update_running(running, statistics.batch, whitening)
+    y = run_into(kernels.apply, plan.layout, inputs.x, split.x, whitening, mean, split.weight, split.bias)
+    return y if inputs.mask is None else zero_masked(y, inputs.mask)
 
 
-class _Whiten(torch.autograd.Function):
-    """Forward returns y and then, for its users and for backward, tensors that autograd does not follow.
-
-    They are: the whitening matrix, the covariance it was solved from, the pooled mean; then the covariance of a single
-    statistic without ε, or the moments that several were mixed from; then what the solver found; then, over ranks, the
-    number of values.
-    """
-
-    generate_vmap_rule = True
-
-    # Spelled out: Dynamo takes the first of *inputs for a context where nothing needs a gradient.
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask, plan, running
-    ):
-        given = _Given(x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask)
-        kernels, layout = plan.kernels, plan.layout
-        with no_autocast(x):
-            prepared = given.prepared(layout)
-            mixing = prepared.mixing()
-            measured = _measured(prepared, plan, kernels)
-            check_counted(x, mask, _single(measured).num_values)
-            solved = kernels.solve(measured, plan.method, mixing, running)
-            affine = prepared.weight, prepared.bias
-            y = written(kernels.apply, layout, x, prepared.x, solved.whitening, solved.mean, *affine)
-            y = given.cleared(y)
-        small = _mixed(measured, given) if mixing is not None else [_single(measured).cov]
-        number = () if plan.group is None else (_single(measured).num_values,)
-        return y, solved.whitening, solved.cov, solved.mean, *small, *solved.found, *number
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        *tensors, ctx.plan, _ = inputs
-        _, whitening, cov, mean, *rest = output if ctx.plan.group is None else output[:-1]
-        given = _Given(*tensors)
-        mixed = _number_of_mixed(given, ctx.plan.method)
-        found = rest[1:] if mixed is None else rest[mixed:]
-        kept = ctx.plan.method.solver.keep(cov, whitening, tuple(found))
-        if mixed is not None and not ctx.plan.kernels.as_it_lies:
-            # It can be mixed again from the moments, which are kept, where operations cost less than memory.
-            kept = tuple([None if tensor is cov else tensor for tensor in kept])
-        ctx.mark_non_differentiable(*output[1:])
-        if not is_transformed():
-            # The vmap of older versions cannot batch gradients that are None.
-            ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, mean, *rest[: mixed or 0], *kept)
-
-    @staticmethod
-    def backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-        if grad is None:
-            return (None,) * 10
-        # Read once: activation checkpointing gives each saved tensor out only once.
-        saved = ctx.saved_tensors
-        tensors, kept = saved[:8], saved[8:]
-        given = _Given(*tensors)
-        with no_autocast(given.x):
-            if torch.is_grad_enabled():
-                grads = _backward_differentiably(given, ctx.plan, grad)
-            else:
-                grads = _backward(given, ctx.plan, kept, grad, ctx.needs_input_grad[0])
-        return *grads, None, None, None, None, None
-
-
-def _single(measured: Statistics) -> Moments:
-    """The moments of the batch, or those of the samples where there are only these."""
-    moments = measured.sample if measured.batch is None else measured.batch
-    assert moments is not None
-    return moments
-
-
-def _mixed(measured: Statistics, given: _Given) -> list[Tensor]:
-    """The moments that statistics were mixed from; the population's are given."""
-    present = [measured.sample, measured.batch if given.population() is None else None]
-    return [tensor for moments in present if moments is not None for tensor in (moments.mean, moments.cov)]
-
-
-def _number_of_mixed(given: _Given, method: Method) -> int | None:
-    """How many tensors these are; None where nothing is mixed."""
-    if given.mixing() is None:
-        return None
-    return 2 * (method.uses_sample() + (method.uses_batch() and given.population() is None))
-
-
-def _recorded(given: _Given, plan: Plan, outputs: list[Tensor]) -> tuple[Moments, Tensor]:
-    """What running statistics are made of: the moments of the batch, and the whitening matrix."""
-    whitening, _, mean, *rest = outputs
-    number: int | Tensor = rest[-1] if plan.group is not None else 0 if given.mask is None else given.mask.sum()
-    mixed = _number_of_mixed(given, plan.method)
-    mean, cov = (mean, rest[0]) if mixed is None else rest[mixed - 2 : mixed]
-    return Moments(mean, cov, number), whitening
-
-
-def _backward(given: _Given, plan: Plan, kept: tuple[Tensor, ...], grad: Tensor, needs_x: bool) -> list[Tensor | None]:
-    """Gradients of x, weight, bias and the mixing logits."""
-    kernels, layout, method = under_transforms(plan.kernels), plan.layout, plan.method
-    prepared = given.prepared(layout)
-    x, weight, bias = prepared.x, prepared.weight, prepared.bias
-    grad = layout.split(given.cleared(grad))
-    measured, solved = _unpacked(prepared, plan, kept)
-    grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight, bias)
-    back = kernels.solve_backward(
-        grads, solved, measured, method, weight, bias, prepared.mixing(), prepared.population() is not None
-    )
-    # On all ranks, whether or not x needs a gradient on this one: the others wait for it.
-    batch = gradient_over_ranks(back.batch, plan.group)
-    grad_x = None
-    if needs_x:
-        grad_x = given.cleared(
-            written(kernels.input_gradient, layout, given.x, grad, x, solved.whitening, weight, back.sample, batch)
-        )
-    small = [None if tensor is None else layout.vector(tensor) for tensor in (back.weight, back.bias)]
-    return [grad_x, *small, *(back.mixing or (None, None))]
-
-
-def _unpacked(prepared: _Given, plan: Plan, kept: tuple[Tensor, ...]) -> tuple[Statistics, Saved]:
-    """The moments, and what is left of the solution."""
-    mean, *rest = kept
-    method, values = plan.method, plan.layout.values(prepared.x)
-    number: int | Tensor = values if prepared.mask is None else prepared.mask.sum().to(mean.dtype)
-    mixed = _number_of_mixed(prepared, method)
-    if mixed is None:
-        # The covariance itself plays no part in the gradient of a single statistic.
-        single = Moments(mean, mean.new_empty(0), number)
-        measured = Statistics(single, None) if method.uses_sample() else Statistics(None, single)
-        return measured, Saved(method.solver.restore(*rest), mean, tuple(rest))
-    tensors, solver = rest[:mixed], rest[mixed:]
-    sample = Moments(tensors[0], tensors[1], values) if method.uses_sample() else None
-    batch = prepared.population()
-    if batch is None and method.uses_batch():
-        batch = Moments(tensors[-2], tensors[-1], values * (prepared.x.shape[0] if method.uses_sample() else 1))
-    measured = Statistics(sample, batch)
-    if any(tensor is None for tensor in solver):
-        cov = pooled(measured, method, prepared.mixing())[1]
-        solver = [cov if tensor is None else tensor for tensor in solver]
-    return measured, Saved(method.solver.restore(*solver), mean, tuple(solver))
-
-
-def differentiable_backward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients of x, weight and bias as a graph, where only these were given."""
-    return _backward_differentiably(_Given(x, weight, bias, None, None, None, None, None), plan, grad)[:3]
-
-
-def _backward_differentiably(given: _Given, plan: Plan, grad: Tensor) -> list[Tensor | None]:
-    """The same gradients as a graph, for a derivative of the derivative."""
+def _backward_differentiably(inputs: Inputs, plan: Plan, grad: Tensor) -> list[Tensor | None]:
+    """Return the gradients of x, weight, bias and the logits as a graph, for derivatives of them."""
 
     def forward(*tensors: Any) -> Tensor:
-        return _differentiable(_Given._make((*tensors, *given[5:])), plan)
+        return _whiten_differentiably(Inputs._make((*tensors, *inputs[5:])), plan)
 
-    return present_vjp(forward, given[:5])(grad)
+    return vjp_of_optional(forward, inputs[:5])(grad)
+
+
+def whiten_samples(x: Tensor, plan: Plan, fused: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Whiten each sample of ``(N, C, ...)`` with fused kernels, forward and backward in one visit of x each.
+
+    Only x and the parameters are saved for backward.
+    """
+    result: Tensor = _WhitenSamples.apply(x, weight, bias, plan, fused)
+    return result
+
+
+class _WhitenSamples(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, plan, fused):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight, bias)
+        ctx.plan, ctx.fused = plan, fused
+        return run_into(fused.whiten_samples, plan.layout, x, *_fused_arguments(Inputs(x, weight, bias), plan))
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        inputs, layout = Inputs(*ctx.saved_tensors), ctx.plan.layout
+        if torch.is_grad_enabled():
+            plan = ctx.plan._replace(kernels=torch_kernels(layout))
+            with no_autocast(inputs.x):
+                return *_backward_differentiably(inputs, plan, grad)[:3], None, None
+        whole, out = layout.allocate(inputs.x)
+        arguments = _fused_arguments(inputs, ctx.plan)
+        grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, out)
+        small = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
+        return layout.finish(whole, out), *small, None, None
+
+
+def _fused_arguments(inputs: Inputs, plan: Plan) -> tuple[Any, ...]:
+    x, weight, bias, *_ = _split(inputs, plan.layout)
+    solver: Any = plan.method.solver
+    return x, weight, bias, plan.method.eps, solver.steps

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from whitenorm._runtime import call, check_floating, compute_dtype, is_forward_mode, no_autocast
+from whitenorm._runtime import apply_function, check_floating, compute_dtype, is_forward_mode, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
 from whitenorm.solvers.newton import Newton
@@ -20,7 +20,7 @@ _NAMES: dict[str, type[Solver]] = {"newton": Newton, "zca": ZCA, "pca": PCA, "ch
 
 
 def as_solver(solver: SolverLike) -> Solver:
-    """The solver of a name, of a function ``(..., K, K) -> (..., K, K)``, or itself.
+    """Return the solver for a name or a function ``(..., K, K) -> (..., K, K)``; solvers are returned as they are.
 
     Example::
 
@@ -41,7 +41,7 @@ def as_solver(solver: SolverLike) -> Solver:
 
 
 def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
-    r"""The whitening matrix of each covariance: W with :math:`W \Sigma W^T = I`, approximately so for Newton.
+    r"""Return the whitening matrix of each covariance, W with :math:`W \Sigma W^T = I`, approximately so for Newton.
 
     Works in float32 at least, also for half inputs and under autocast, and returns the dtype of ``cov``. Gradients are
     analytic, and themselves differentiable. Only the symmetric part of ``cov`` matters.
@@ -58,11 +58,11 @@ def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
         True
     """
     with no_autocast(cov):
-        return _inverse_sqrt(_checked(cov), as_solver(solver)).to(cov.dtype)
+        return _inverse_sqrt(_to_symmetric(cov), as_solver(solver)).to(cov.dtype)
 
 
 def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
-    r"""The colouring matrix of each covariance, :math:`C = \Sigma W^T`: :math:`C C^T = \Sigma`, and C W = I.
+    r"""Return the colouring matrix of each covariance, :math:`C = \Sigma W^T` with :math:`C C^T = \Sigma` and C W = I.
 
     W is :func:`inverse_sqrt` of the same solver, so C is the symmetric root for ZCA, the Cholesky factor for Cholesky.
 
@@ -76,16 +76,16 @@ def sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
         tensor([2., 3.])
     """
     with no_autocast(cov):
-        wide = _checked(cov)
+        wide = _to_symmetric(cov)
         return (wide @ _inverse_sqrt(wide, as_solver(solver)).mT).to(cov.dtype)
 
 
 def _inverse_sqrt(cov: Tensor, solver: Solver) -> Tensor:
-    whitening: Tensor = solver.differentiable(cov) if is_forward_mode() else call(InverseSqrt, cov, solver)[0]
+    whitening: Tensor = solver.differentiable(cov) if is_forward_mode() else apply_function(InverseSqrt, cov, solver)[0]
     return whitening
 
 
-def _checked(cov: Tensor) -> Tensor:
+def _to_symmetric(cov: Tensor) -> Tensor:
     check_floating("cov", cov)
     if cov.ndim < 2 or cov.shape[-1] != cov.shape[-2]:
         raise ValueError(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whitenorm.solvers.base import Solver, rounding, symmetric
 
-# How much larger the ridge is with which a covariance is factored that is indefinite with the first one.
+# Factor by which the ridge grows where a covariance is indefinite with the first one.
 _FALLBACK = 1000
 
 
@@ -18,7 +18,8 @@ class Cholesky(Solver):
               \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
 
     where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
-    diagonal. A ridge of rounding error's size keeps singular matrices factorable, a larger one those that it does not.
+    diagonal. A ridge of the size of the rounding error makes singular matrices factorable; where it does not suffice, a
+    larger one is used.
 
     Example::
 
@@ -33,14 +34,7 @@ class Cholesky(Solver):
         whitening = torch.linalg.solve_triangular(_factor(cov), identity, upper=False)
         return whitening, ()
 
-    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (whitening,)
-
-    def restore(self, *kept: Tensor) -> Tensor:
-        return kept[0]
-
-    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
-        (whitening,) = kept
+    def backward(self, grad: Tensor, cov: Tensor, whitening: Tensor, residuals: tuple[Tensor, ...]) -> Tensor:
         inner = (grad.tril() @ whitening.mT).tril()
         inner = inner - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1) / 2)
         return -symmetric(whitening.mT @ inner @ whitening)
@@ -49,10 +43,10 @@ class Cholesky(Solver):
 def _factor(cov: Tensor) -> Tensor:
     identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     ridge = rounding(cov)
-    # cholesky_ex does not raise, which would need a host sync. Equal terms, as of a batch of two points, are summed up
-    # with errors that add up to more than the first ridge.
+    # cholesky_ex does not raise, which would need a host sync. Sums of equal terms, as in a batch of two points, have
+    # errors larger than the first ridge.
     _, info = torch.linalg.cholesky_ex((cov + ridge * identity).detach())
     ridge = torch.where(info[..., None, None] == 0, ridge, _FALLBACK * ridge)
     factor, info = torch.linalg.cholesky_ex(cov + ridge * identity)
-    # A matrix that is not finite shows as NaN.
+    # A matrix that is not finite gives NaN.
     return torch.where(info[..., None, None] == 0, factor, torch.nan)

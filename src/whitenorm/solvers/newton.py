@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import Ring
-from whitenorm.solvers.base import Solver, by_chunks, smallest, trace
+from whitenorm._runtime import may_write_in_place, smallest
+from whitenorm.solvers.base import Solver
 
-# One more than the results of a step, each of which is last needed in the next one.
-_IN_USE, _PAIRS_IN_USE = 8, 2
+# On a CPU, batches of matrices are cut into chunks of this size, which stay in the cache through all steps.
+_CHUNK_BYTES = 2**19
+# Smaller results are allocated anew: it takes less time than looking for a buffer.
+_BUFFER_BYTES = 2**17
 
 
 class Newton(Solver):
@@ -29,9 +31,9 @@ class Newton(Solver):
     directions whose share of the trace is small: their variance stays below one, by design. With
     ``steps=0`` it only scales.
 
-    Gradients pass through the trace, and need no way back through the iterates: W is a polynomial of a symmetric
-    matrix, so its derivative is its own adjoint, and a gradient is taken back by the *forward* derivative in its
-    direction. It is computed beside the iteration; nothing is kept but the covariance and W.
+    Gradients pass through the trace. W is a polynomial of a symmetric matrix, so its derivative is self-adjoint, and
+    the gradient of the covariance is the *forward* derivative of W in the direction of the gradient of W. It is
+    computed beside the iteration, so that nothing is saved but the covariance and W.
 
     Example::
 
@@ -48,19 +50,21 @@ class Newton(Solver):
         self.steps = steps
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        trace = self._trace(cov)
-        return by_chunks(partial(self._solve, Ring(_IN_USE)), cov, trace), (trace,)
+        matrices = cov.reshape(-1, *cov.shape[-2:])
+        if _fits_cache(matrices):
+            return self._solve(torch, matrices).reshape(cov.shape), ()
+        ops = _BufferedOps()
+        chunks = [self._solve(ops, chunk) for chunk in matrices.split(_chunk_length(matrices))]
+        return torch.cat(chunks).reshape(cov.shape), ()
 
-    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return cov, whitening, *found
-
-    def restore(self, *kept: Tensor) -> Tensor:
-        return kept[1]
-
-    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
-        cov, whitening, *found = kept
-        trace = found[0] if found else self._trace(cov)
-        return by_chunks(partial(self._pull_back, Ring(_IN_USE), Ring(_PAIRS_IN_USE)), cov, whitening, trace, grad)
+    def backward(self, grad: Tensor, cov: Tensor, whitening: Tensor, residuals: tuple[Tensor, ...]) -> Tensor:
+        shape = (-1, *cov.shape[-2:])
+        grads, covs, whitenings = grad.reshape(shape), cov.reshape(shape), whitening.reshape(shape)
+        if _fits_cache(covs):
+            return self._backward(torch, grads, covs, whitenings).reshape(cov.shape)
+        ops, length = _BufferedOps(), _chunk_length(covs)
+        chunks = zip(grads.split(length), covs.split(length), whitenings.split(length), strict=True)
+        return torch.cat([self._backward(ops, *chunk) for chunk in chunks]).reshape(cov.shape)
 
     def reduced(self, lost_trace: float) -> Solver | None:
         if type(self) is not Newton:
@@ -69,64 +73,102 @@ class Newton(Solver):
         solver._lost_trace = lost_trace
         return solver
 
-    def _solve(self, ring: Ring, cov: Tensor, trace: Tensor) -> Tensor:
-        identity = _identity(cov)
+    def _solve(self, ops: Any, cov: Tensor) -> Tensor:
+        identity, trace = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), self._trace(cov)
         if self.steps == 0:
             return identity * trace.rsqrt()
-        y, z = _start(cov, trace, identity), None
-        # 1.5·I - y/2
-        t = torch.lerp(y, identity, 1.5)
+        y, z = _normalize(cov, trace, identity), None
+        t = torch.lerp(y, identity, 1.5)  # (3I - Y) / 2
         for _ in range(1, self.steps):
-            z = t if z is None else torch.bmm(t, z, out=ring(t))
-            y = torch.bmm(y, t, out=ring(t))
-            t = torch.baddbmm(identity, z, y, beta=1.5, alpha=-0.5, out=ring(t))
-        z = t if z is None else torch.bmm(t, z, out=ring(t))
+            z = t if z is None else ops.bmm(t, z)
+            y = ops.bmm(y, t)
+            t = ops.baddbmm(identity, z, y, beta=1.5, alpha=-0.5)
+        z = t if z is None else ops.bmm(t, z)
         return z * trace.rsqrt()
 
-    def _pull_back(
-        self, ring: Ring, pairs: Ring, cov: Tensor, whitening: Tensor, trace: Tensor, grad: Tensor
-    ) -> Tensor:
-        identity = _identity(cov)
+    def _backward(self, ops: Any, grad: Tensor, cov: Tensor, whitening: Tensor) -> Tensor:
+        identity, trace = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), self._trace(cov)
         if self.steps == 0:
             return identity * (-0.5 * (grad * whitening).sum((-2, -1), keepdim=True) / trace)
-        start = _start(cov, trace, identity)
-        # In two steps: the trace to the power of 3/2 leaves float32's range.
-        half = _derivative(start, (grad + grad.mT) * (-0.125 * trace.rsqrt()), identity, self.steps, ring, pairs)
+        start = _normalize(cov, trace, identity)
+        # Divided by the trace to the power 1/2 here and 1 below: to the power 3/2 it leaves float32's range.
+        half = _differentiate(ops, start, (grad + grad.mT) * (-0.125 * trace.rsqrt()), identity, self.steps)
         derivative = half + half.mT
         products = torch.addcmul(derivative * start, grad, whitening, value=0.5)
         through_trace = products.sum((-2, -1), keepdim=True)
         return torch.addcmul(derivative, through_trace, identity, value=-1) / trace
 
     def _trace(self, cov: Tensor) -> Tensor:
-        total = trace(cov)
-        return (total + self._lost_trace if self._lost_trace else total).clamp_min(smallest(cov.dtype))
+        """Return the traces as ``(B, 1, 1)``."""
+        trace = cov.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        return (trace + self._lost_trace if self._lost_trace else trace).clamp_min(smallest(cov.dtype))
 
 
-def _identity(cov: Tensor) -> Tensor:
-    return torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+class _BufferedOps:
+    """Functions of torch that write their results into a few buffers in turn, which are overwritten when all are used.
 
-
-def _start(cov: Tensor, trace: Tensor, identity: Tensor) -> Tensor:
-    """Σ/tr Σ with a ridge of rounding error's size: on an eigenvalue that rounding has made negative, the iteration
-    would leave for infinity.
+    On a CPU, fresh memory costs more than the arithmetic on matrices that fit the cache.
     """
-    start = cov / trace
-    norm = torch.linalg.matrix_norm(start.detach(), keepdim=True)
-    return torch.addcmul(start, norm, identity, value=2 * torch.finfo(cov.dtype).eps)
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def _buffer(self, rows: Tensor, columns: Tensor) -> Tensor | None:
+        if rows.nbytes < _BUFFER_BYTES:
+            return None
+        shape = (*rows.shape[:-1], columns.shape[-1])
+        buffers = self._buffers.setdefault(shape, [])
+        # A step of the iteration has seven square results, each last needed in the next step, and one of Z and dZ.
+        if len(buffers) < (8 if shape[-1] == shape[-2] else 2):
+            buffers.append(rows.new_empty(shape))
+        else:
+            buffers.append(buffers.pop(0))
+        return buffers[-1]
+
+    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a, b, out=self._buffer(a, b))
+
+    def baddbmm(self, start: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float) -> Tensor:
+        return torch.baddbmm(start, a, b, beta=beta, alpha=alpha, out=self._buffer(a, b))
+
+    def add(self, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
+        return torch.add(a, b, alpha=alpha, out=self._buffer(a, a))
+
+    def lerp(self, a: Tensor, b: Tensor, weight: float) -> Tensor:
+        return torch.lerp(a, b, weight, out=self._buffer(a, a))
 
 
-def _derivative(start: Tensor, ds: Tensor, identity: Tensor, steps: int, ring: Ring, pairs: Ring) -> Tensor:
-    r"""The derivative of the last Z by the start, where the first S changes by ``ds``; both are symmetric.
+def _fits_cache(matrices: Tensor) -> bool:
+    """Return whether a batch is solved in one piece: on GPUs and under transforms always, on CPUs if it is small."""
+    return not may_write_in_place() or matrices.device.type != "cpu" or matrices.nbytes <= _CHUNK_BYTES
 
-    With :math:`U = Z^2 \Sigma_N`, which stays a function of itself, and :math:`S = \tfrac12 (3I - U)`, a step is
-    :math:`U' = U S^2, Z' = Z S`, and so :math:`S' = \tfrac32 (I - S^2) + S^3`. As all are symmetric and commute, the
-    derivative of S takes two products, of which one and its transpose are added up:
+
+def _chunk_length(matrices: Tensor) -> int:
+    return max(1, len(matrices) * _CHUNK_BYTES // matrices.nbytes)
+
+
+def _normalize(cov: Tensor, trace: Tensor, identity: Tensor) -> Tensor:
+    """Return Σ/tr Σ plus a ridge of the size of the rounding error.
+
+    Without the ridge, the iteration diverges along an eigenvalue that rounding has made negative.
+    """
+    normalized = cov / trace
+    norm = torch.linalg.matrix_norm(normalized.detach(), keepdim=True)
+    return torch.addcmul(normalized, norm, identity, value=2 * torch.finfo(cov.dtype).eps)
+
+
+def _differentiate(ops: Any, start: Tensor, ds: Tensor, identity: Tensor, steps: int) -> Tensor:
+    r"""Return half of the derivative of the last Z where the first S changes by ``ds``; both matrices are symmetric.
+
+    With :math:`U = Z^2 \Sigma_N`, a function of itself, and :math:`S = \tfrac12 (3I - U)`, a step is
+    :math:`U' = U S^2, Z' = Z S`, so that :math:`S' = \tfrac32 (I - S^2) + S^3`. All are symmetric and commute, so that
+    the derivative of S takes two products:
 
     .. math:: R = S\, dS, \qquad T = S\,(R + \tfrac12 R^T) - \tfrac32 R, \qquad dS' = T + T^T, \qquad
               dZ' = dZ\, S + Z\, dS
 
-    from Z = I and dZ = 0. Only the symmetric part of the last dZ means anything. Z and dZ, one above the other, are
-    multiplied by S in one product.
+    from Z = I and dZ = 0. The derivative is the sum of the result and its transpose. Z and dZ lie one above the other,
+    and are multiplied by S in one product.
     """
     if steps == 1:
         return ds
@@ -134,22 +176,14 @@ def _derivative(start: Tensor, ds: Tensor, identity: Tensor, steps: int, ring: R
     u, s = start, torch.lerp(start, identity, 1.5)
     z_dz = torch.cat((s, ds), -2)
     for step in range(1, steps):
-        r = torch.bmm(s, ds, out=ring(s))
-        t = r.baddbmm_(s, torch.add(r, r.mT, alpha=0.5, out=ring(s)), beta=-1.5)
-        ds = torch.add(t, t.mT, out=ring(s))
-        u = torch.bmm(torch.bmm(u, s, out=ring(s)), s, out=ring(s))
-        s = torch.lerp(u, identity, 1.5, out=ring(s))
+        r = ops.bmm(s, ds)
+        t = r.baddbmm_(s, ops.add(r, r.mT, alpha=0.5), beta=-1.5)
+        ds = ops.add(t, t.mT)
+        u = ops.bmm(ops.bmm(u, s), s)
+        s = ops.lerp(u, identity, 1.5)
         z, dz = z_dz[:, :size], z_dz[:, size:]
         if step < steps - 1:
-            z_dz = torch.bmm(z_dz, s, out=pairs(z_dz))
-            _add_product(z_dz[:, size:], z, ds, ring)
-    return torch.bmm(dz, s, out=ring(s)).baddbmm_(z, ds)
-
-
-def _add_product(matrix: Tensor, a: Tensor, b: Tensor, ring: Ring) -> None:
-    """matrix ← matrix + a·b."""
-    if matrix.device.type == "cpu":
-        # Into a part of a tensor, a product would be added one matrix at a time.
-        matrix.add_(torch.bmm(a, b, out=ring(b)))
-    else:
-        matrix.baddbmm_(a, b)
+            z_dz = ops.bmm(z_dz, s)
+            # Not baddbmm_: into part of a tensor, a CPU adds a product one matrix at a time.
+            z_dz[:, size:].add_(ops.bmm(z, ds))
+    return ops.bmm(dz, s).baddbmm_(z, ds)

@@ -1,27 +1,20 @@
-"""Eigendecomposition: ZCA, the exact whitening of DBN, and PCA, its negative control."""
+r"""Whitening by eigendecomposition: ZCA, the exact whitening of DBN, and PCA, its negative control.
+
+Eigenvalues and eigenvectors are those of :math:`\Sigma / s`, with s the largest variance: :math:`\lambda^{-3/2}`, met
+in every gradient, leaves float32's range long before the gradient does. As
+:math:`W(\Sigma) = W(\Sigma / s) / \sqrt s` for any s, it counts as a constant.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import call, vjp
-from whitenorm.solvers.base import Solver, smallest, symmetric
+from whitenorm._runtime import apply_function, smallest, vjp
+from whitenorm.solvers.base import Solver, symmetric
 
 
-class _Spectral(Solver):
-    r"""A solver that keeps the eigenvalues and eigenvectors for backward.
-
-    They are those of :math:`\Sigma / s`, with s the largest variance: :math:`\lambda^{-3/2}`, met in every gradient,
-    leaves float32's range long before the gradient itself does. As :math:`W(\Sigma) = W(\Sigma / s) / \sqrt s` for any
-    s, it counts as a constant.
-    """
-
-    def keep(self, cov: Tensor, whitening: Tensor, found: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return found
-
-
-class ZCA(_Spectral):
+class ZCA(Solver):
     r"""Exact symmetric whitening by eigendecomposition (DBN, equation 4): the whitening nearest to the identity.
 
     .. math:: \Sigma = D \Lambda D^T, \qquad W = D \Lambda^{-1/2} D^T
@@ -47,25 +40,21 @@ class ZCA(_Spectral):
         return self if type(self) is ZCA else None
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        scale = _scale(cov)
+        scale = _scale_of(cov)
         values, vectors = _eigh(cov / scale)
-        return self.restore(values, vectors, scale), (values, vectors, scale)
+        return _inverse_root(values, vectors) / scale.sqrt(), (values, vectors, scale)
 
-    def restore(self, *kept: Tensor) -> Tensor:
-        values, vectors, scale = kept
-        return _inverse_root(values, vectors) / scale.sqrt()
-
-    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
-        values, vectors, scale = kept
-        return _pull_back(values, vectors, grad / scale.sqrt()) / scale
+    def backward(self, grad: Tensor, cov: Tensor, whitening: Tensor, residuals: tuple[Tensor, ...]) -> Tensor:
+        values, vectors, scale = residuals
+        return _differentiate_inverse_root(values, vectors, grad / scale.sqrt()) / scale
 
     def differentiable(self, cov: Tensor) -> Tensor:
-        scale = _scale(cov)
-        inverse_root: Tensor = call(_InverseRoot, cov / scale)
+        scale = _scale_of(cov)
+        inverse_root: Tensor = apply_function(_InverseRoot, cov / scale)
         return inverse_root / scale.sqrt()
 
 
-class PCA(_Spectral):
+class PCA(Solver):
     r"""Whitening along the eigenvectors, largest eigenvalue first (DBN, section 3.1): the paper's negative control.
 
     .. math:: W = \Lambda^{-1/2} D^T, \qquad \text{the first entry of each eigenvector} \ge 0
@@ -76,17 +65,14 @@ class PCA(_Spectral):
     """
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        scale = _scale(cov)
-        values, vectors = _descending(cov / scale)
-        return self.restore(values, vectors, scale), (values, vectors, scale)
+        scale = _scale_of(cov)
+        values, vectors = _eigh_descending(cov / scale)
+        whitening = _raise_to_floor(values).rsqrt()[..., None] * vectors.mT / scale.sqrt()
+        return whitening, (values, vectors, scale)
 
-    def restore(self, *kept: Tensor) -> Tensor:
-        values, vectors, scale = kept
-        return _floored(values).rsqrt()[..., None] * vectors.mT / scale.sqrt()
-
-    def backward(self, grad: Tensor, *kept: Tensor) -> Tensor:
-        values, vectors, scale = kept
-        roots = _floored(values).rsqrt()
+    def backward(self, grad: Tensor, cov: Tensor, whitening: Tensor, residuals: tuple[Tensor, ...]) -> Tensor:
+        values, vectors, scale = residuals
+        roots = _raise_to_floor(values).rsqrt()
         grad = grad / scale.sqrt()
         inner = vectors.mT @ (grad.mT * roots[..., None, :])
         gap = values[..., None, :] - values[..., :, None]
@@ -116,11 +102,11 @@ class _InverseRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-        return call(_Derivative, *ctx.saved_tensors, grad)
+        return apply_function(_Derivative, *ctx.saved_tensors, grad)
 
     @staticmethod
     def forward_derivative(ctx, tangent: Tensor):  # type: ignore[no-untyped-def]
-        return call(_Derivative, *ctx.saved_tensors, tangent)
+        return apply_function(_Derivative, *ctx.saved_tensors, tangent)
 
 
 class _Derivative(torch.autograd.Function):
@@ -134,7 +120,7 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def forward(cov: Tensor, direction: Tensor) -> Tensor:
-        return _pull_back(*_eigh(cov), direction)
+        return _differentiate_inverse_root(*_eigh(cov), direction)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -148,22 +134,22 @@ class _Derivative(torch.autograd.Function):
     @staticmethod
     def forward_derivative(ctx, cov_tangent: Tensor, direction_tangent: Tensor):  # type: ignore[no-untyped-def]
         cov, direction = ctx.saved_tensors
-        whitening = _without_floor(cov, call(_InverseRoot, cov))
+        whitening = _mask_floored(cov, apply_function(_InverseRoot, cov))
         root = symmetric(cov @ whitening)
-        whitening_tangent = call(_Derivative, cov, cov_tangent)
-        root_tangent = call(_Lyapunov, root, symmetric(cov_tangent))
+        whitening_tangent = apply_function(_Derivative, cov, cov_tangent)
+        root_tangent = apply_function(_Lyapunov, root, symmetric(cov_tangent))
         turned = 2 * symmetric(whitening_tangent @ symmetric(direction) @ whitening)
         right_tangent = turned + symmetric(whitening @ direction_tangent @ whitening)
-        derivative = call(_Derivative, cov, direction)
-        return -call(_Lyapunov, root, right_tangent + 2 * symmetric(root_tangent @ derivative))
+        derivative = apply_function(_Derivative, cov, direction)
+        return -apply_function(_Lyapunov, root, right_tangent + 2 * symmetric(root_tangent @ derivative))
 
 
 def _derivative_by_lyapunov(cov: Tensor, direction: Tensor) -> Tensor:
-    whitening = _without_floor(cov, call(_InverseRoot, cov))
-    return -call(_Lyapunov, symmetric(cov @ whitening), symmetric(whitening @ direction @ whitening))
+    whitening = _mask_floored(cov, apply_function(_InverseRoot, cov))
+    return -apply_function(_Lyapunov, symmetric(cov @ whitening), symmetric(whitening @ direction @ whitening))
 
 
-def _without_floor(cov: Tensor, whitening: Tensor) -> Tensor:
+def _mask_floored(cov: Tensor, whitening: Tensor) -> Tensor:
     """Fill matrices with a floored eigenvalue by NaN: they have no second derivative, and a number would be wrong."""
     values, _ = _eigh(cov.detach())
     floored = (values < _precision(values)).any(-1)[..., None, None]
@@ -189,16 +175,16 @@ class _Lyapunov(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
         root, solution = ctx.saved_tensors
-        grad_right = call(_Lyapunov, root, symmetric(grad))
+        grad_right = apply_function(_Lyapunov, root, symmetric(grad))
         return -2 * symmetric(grad_right @ solution), grad_right
 
     @staticmethod
     def forward_derivative(ctx, root_tangent: Tensor, right_tangent: Tensor):  # type: ignore[no-untyped-def]
         root, solution = ctx.saved_tensors
-        return call(_Lyapunov, root, symmetric(right_tangent) - 2 * symmetric(root_tangent @ solution))
+        return apply_function(_Lyapunov, root, symmetric(right_tangent) - 2 * symmetric(root_tangent @ solution))
 
 
-def _scale(cov: Tensor) -> Tensor:
+def _scale_of(cov: Tensor) -> Tensor:
     """The largest variance, as ``(..., 1, 1)``; NaN where it is infinite, which then shows in all that is scaled.
 
     Below its own floor, by the dtype's precision, lies the floor of all eigenvalues.
@@ -219,7 +205,7 @@ def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite, values, torch.nan), vectors
 
 
-def _descending(cov: Tensor) -> tuple[Tensor, Tensor]:
+def _eigh_descending(cov: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues from the largest, and eigenvectors whose first entry is not negative."""
     values, vectors = [tensor.flip(-1) for tensor in _eigh(cov)]
     return values, vectors * torch.where(vectors[..., :1, :] < 0, -1, 1)
@@ -234,22 +220,22 @@ def _precision(values: Tensor) -> Tensor:
     return largest.clamp_min(1) * torch.finfo(values.dtype).eps
 
 
-def _floored(values: Tensor) -> Tensor:
+def _raise_to_floor(values: Tensor) -> Tensor:
     return torch.maximum(values, _precision(values))
 
 
 def _inverse_root(values: Tensor, vectors: Tensor) -> Tensor:
-    return (vectors * _floored(values).rsqrt()[..., None, :]) @ vectors.mT
+    return (vectors * _raise_to_floor(values).rsqrt()[..., None, :]) @ vectors.mT
 
 
-def _pull_back(values: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
+def _differentiate_inverse_root(values: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
     inner = symmetric(vectors.mT @ grad @ vectors)
     return vectors @ (inner * _divided_differences(values)) @ vectors.mT
 
 
 def _divided_differences(values: Tensor) -> Tensor:
     """(f(λ_i) - f(λ_j)) / (λ_i - λ_j) of f = λ^(-1/2), floored; f'(λ_i) on the diagonal; without a cancellation."""
-    floored = _floored(values)
+    floored = _raise_to_floor(values)
     root = floored.sqrt()
     differences = -1 / (root[..., None, :] * root[..., :, None] * (root[..., None, :] + root[..., :, None]))
     # Flooring makes f constant below the floor: a factor of 1 above it, 0 below, and in between across it.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from tests.triton.interpreted.kernel_reference import (
     TOLERANCE,
     assert_close,
@@ -14,7 +15,6 @@ from tests.triton.interpreted.kernel_reference import (
     view,
 )
 from tests.triton.interpreted.kernel_reference import moments as reference_moments
-
 from whitenorm.ops.triton.apply import apply
 from whitenorm.ops.triton.input_gradient import input_gradient
 from whitenorm.ops.triton.map_gradients import map_gradients

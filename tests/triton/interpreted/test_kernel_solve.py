@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.triton.interpreted.kernel_reference import assert_close, kept, method, moments, newton, pool, vector, view
 
+from tests.triton.interpreted.kernel_reference import assert_close, kept, method, moments, newton, pool, vector, view
 from whitenorm.ops.triton.solve import solve
 from whitenorm.ops.triton.solve_backward import solve_backward
 from whitenorm.ops.types import MapGradients, Mixing, Moments, Running, Statistics

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.triton.interpreted.kernel_reference import assert_same_step, method, moments, vector, view
 
+from tests.triton.interpreted.kernel_reference import assert_same_step, method, moments, vector, view
 from whitenorm.ops.types import Mixing
 
 BATCH_STEPS = [

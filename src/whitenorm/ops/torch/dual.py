@@ -1,13 +1,13 @@
-r"""Whitening few values of many features: the small matrix of the values in place of the large one of the features.
+r"""Group Whitening of vectors with few values per group: the small matrix of the values replaces that of the groups.
 
 A matrix that is a function f of the covariance's spectrum can change sides. With :math:`X \in R^{K \times L}` centred,
 
 .. math:: f(\tfrac1L X X^T + \epsilon I_K)\, X = X f(\tfrac1L X^T X + \epsilon I_L),
 
-so where L < K the L×L side is the cheaper one to solve. Seen as ``x[N, 1, L, K, 1]``, with the values for features, all
-steps are the usual ones, except that centring mixes features: it is the projection :math:`C = I - \frac1L 1 1^T`,
-folded into the matrix. The trace is :math:`\epsilon (K - L)` larger on the large side, which a solver that divides by
-it must know: :meth:`whitenorm.solvers.Solver.reduced`.
+so for L < K the L×L side is cheaper. Seen as ``x[N, 1, L, K, 1]``, with the values as features, all steps are the usual
+ones, except that centring mixes features: it is the projection :math:`C = I - \frac1L 1 1^T`, folded into the matrix.
+The trace is :math:`\epsilon (K - L)` larger on the large side, which a solver that divides by it must know:
+:meth:`whitenorm.solvers.Solver.reduced`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.ops.torch.apply import Centre, whitened
-from whitenorm.ops.torch.blocks import in_rows
-from whitenorm.ops.torch.input_gradient import joined, propagated
-from whitenorm.ops.torch.map_gradients import gradients
-from whitenorm.ops.torch.moments import measure
-from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Saved, Statistics, StatisticsGrads
-
-_CENTRE = Centre(first=True)
+from whitenorm._runtime import compute_dtype
+from whitenorm.ops.torch.passes import Buffers, Term, as_rows, cut, outer, sum_maps
+from whitenorm.ops.torch.scaled import differentiate_map, scale_of
+from whitenorm.ops.types import (
+    AffineGrad,
+    MapGradients,
+    Method,
+    Mixing,
+    Moments,
+    Solution,
+    Statistics,
+    StatisticsGrads,
+)
 
 
 def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
-    """Centred over the features; the mean, which is in the matrix, is zero here."""
+    """Compute covariances of x centred over the features; the means, whose subtraction is in the matrix, are zero."""
     assert sample
     assert not batch
-    return Statistics(measure(in_rows(x), pooled=False, over=-2), None)
+    x, buffers = as_rows(x), Buffers()
+    num_values, dtype = x.shape[2], compute_dtype(x.dtype)
+    covs = []
+    for block in cut(x, buffers, cut_positions=False):
+        part = block.of(x)
+        centred = torch.sub(
+            part, part.mean(-2, keepdim=True, dtype=dtype), out=buffers.get("centred", part, dtype, padded=True)
+        )
+        covs.append(outer(centred, centred, pooled=False))
+    cov = torch.cat(covs).div_(num_values)
+    return Statistics(Moments(cov.new_zeros(cov.shape[:3]), cov, num_values), None)
 
 
 def apply(
@@ -40,28 +55,29 @@ def apply(
     bias: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
-    return whitened(x, _centred_rows(whitening), mean, _CENTRE, weight, bias, out)
+    return sum_maps([Term(_centre_rows(whitening), x, _shift(x))], None, scale_of(weight, bias), out)
 
 
 def map_gradients(
     grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> MapGradients:
-    return gradients(grad, x, _centred_rows(whitening), mean, _CENTRE, weight, bias)
+    return differentiate_map(grad, x, _centre_rows(whitening), _shift(x), None, weight, bias)
 
 
 def solve_backward(
     grads: MapGradients,
-    kept: Saved,
-    measured: Statistics,
+    solution: Solution,
+    statistics: Statistics,
     method: Method,
     weight: Tensor | None,
     bias: Tensor | None,
     mixing: Mixing | None,
     batch_is_constant: bool,
 ) -> StatisticsGrads:
-    assert measured.sample is not None
-    grad_cov = _centred(method.solver.backward(_centred_rows(grads.matrix), *kept.solver))
-    through = AffineGrad(grad_cov, torch.zeros_like(grads.offset), measured.sample.mean, measured.sample.num_values)
+    assert statistics.sample is not None
+    whitening, mean, cov, residuals = solution
+    grad_cov = _centre(method.solver.backward(_centre_rows(grads.matrix), cov, whitening, residuals))
+    through = AffineGrad(grad_cov, torch.zeros_like(grads.offset), mean, statistics.sample.num_values)
     return StatisticsGrads(through, None, grads.weight, grads.bias, None)
 
 
@@ -74,14 +90,22 @@ def input_gradient(
     batch: AffineGrad | None,
     out: Tensor | None,
 ) -> Tensor:
-    return propagated(grad, x, _centred_rows(whitening), weight, joined(sample, batch), _CENTRE, out)
+    assert sample is not None
+    through = Term(sample.matrix * (2 / sample.num_values), x, _shift(x))
+    first = Term(_centre_rows(whitening).mT, grad, scale=scale_of(weight, None))
+    return sum_maps([first, through], None, None, out)
 
 
-def _centred_rows(matrix: Tensor) -> Tensor:
-    """The matrix times C: each row without its mean."""
+def _shift(x: Tensor) -> Tensor:
+    """Return the first feature of every value; without it, the product does not have to cancel a large mean."""
+    return as_rows(x)[..., :1, :]
+
+
+def _centre_rows(matrix: Tensor) -> Tensor:
+    """Return the matrix times C: each row without its mean."""
     return matrix - matrix.mean(-1, keepdim=True)
 
 
-def _centred(matrix: Tensor) -> Tensor:
-    """C times the matrix times C."""
-    return _centred_rows(_centred_rows(matrix).mT).mT
+def _centre(matrix: Tensor) -> Tensor:
+    """Return C times the matrix times C."""
+    return _centre_rows(_centre_rows(matrix).mT).mT
