@@ -186,7 +186,7 @@ def group_whitening(
         if fused is not None:
             return whiten_samples(input, plan, fused, weight, bias)
         return whiten_groups(input, plan, weight, bias)
-    reduced = solver.reduced(eps * (num_groups - input.shape[1] // num_groups))
+    reduced = solver.reduce(eps * (num_groups - input.shape[1] // num_groups))
     layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
     if layout.dual and reduced is not None:
         solver = reduced

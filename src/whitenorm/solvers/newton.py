@@ -66,7 +66,7 @@ class Newton(Solver):
         chunks = zip(grads.split(length), covs.split(length), whitenings.split(length), strict=True)
         return torch.cat([self._backward(ops, *chunk) for chunk in chunks]).reshape(cov.shape)
 
-    def reduced(self, lost_trace: float) -> Solver | None:
+    def reduce(self, lost_trace: float) -> Solver | None:
         if type(self) is not Newton:
             return None  # A subclass may solve for something else.
         solver = Newton(self.steps)

@@ -7,7 +7,7 @@ A matrix that is a function f of the covariance's spectrum can change sides. Wit
 so for L < K the L×L side is cheaper. Seen as ``x[N, 1, L, K, 1]``, with the values as features, all steps are the usual
 ones, except that centring mixes features: it is the projection :math:`C = I - \frac1L 1 1^T`, folded into the matrix.
 The trace is :math:`\epsilon (K - L)` larger on the large side, which a solver that divides by it must know:
-:meth:`whitenorm.solvers.Solver.reduced`.
+:meth:`whitenorm.solvers.Solver.reduce`.
 """
 
 from __future__ import annotations
