@@ -51,11 +51,11 @@ class Inputs(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Results of forward beside y, which are saved for backward before the solver's residuals.
+    """Results of forward that are saved for backward beside the inputs.
 
     The moments are those that statistics are mixed from; of a single statistic they are not needed. The covariance of
     a mix is None where it is pooled again from the moments, which takes less time than memory for one more matrix per
-    sample. ``num_values`` is that of the batch, if a tensor.
+    sample. ``residuals`` are the solver's.
     """
 
     whitening: Tensor
@@ -65,7 +65,7 @@ class Saved(NamedTuple):
     sample_cov: Tensor | None
     batch_mean: Tensor | None
     batch_cov: Tensor | None
-    num_values: Tensor | None
+    residuals: tuple[Tensor, ...]
 
 
 def whiten(
@@ -93,21 +93,17 @@ def whiten(
         running: statistics to update with those of the batch.
     """
     logits, statistics = mixing or (None, None), population or (None, None)
-    inputs = Inputs(x, weight, bias, *logits, *statistics, mask)
+    inputs = Inputs(x, weight, bias, logits[0], logits[1], statistics[0], statistics[1], mask)
     if is_forward_mode():
         with no_autocast(x):
             return _whiten_differentiably(inputs, plan, running)
+    if running is None or not is_transformed():
+        y, *_ = apply_function(_Whiten, *inputs, plan, running)
+        return y
     # Compilers and transforms do not follow writes inside an autograd function, so that the update comes after it.
-    update_later = running is not None and is_transformed()
-    output = apply_function(_Whiten, *inputs, plan, None if update_later else running)
-    if update_later:
-        saved = Saved(*output[1:9])
-        assert running is not None
-        assert saved.batch_cov is not None
-        mean = saved.mean if saved.batch_mean is None else saved.batch_mean
-        num_values = 0 if saved.num_values is None else saved.num_values
-        update_running(running, Moments(mean, saved.batch_cov, num_values), saved.whitening)
-    y: Tensor = output[0]
+    y, whitening, mean, _, _, _, batch_mean, batch_cov, num_values, *_ = apply_function(_Whiten, *inputs, plan, None)
+    batch = Moments(mean if batch_mean is None else batch_mean, batch_cov, 0 if num_values is None else num_values)
+    update_running(running, batch, whitening)
     return y
 
 
@@ -127,69 +123,71 @@ class _Whiten(torch.autograd.Function):
             split = _split(inputs, layout)
             statistics = _compute_statistics(split, plan, kernels)
             sample, batch = statistics
-            is_counted = batch is not None and isinstance(batch.num_values, Tensor)
-            if is_counted:
-                check_counted(x, mask, batch.num_values)
-            solution = kernels.solve(statistics, plan.method, _mixing(split), running)
-            whitening, mean, cov, residuals = solution
+            num_values = None
+            if batch is not None and isinstance(batch.num_values, Tensor):
+                num_values = batch.num_values
+                check_counted(x, mask, num_values)
+            whitening, mean, cov, residuals = kernels.solve(statistics, plan.method, _mixing(split), running)
             y = run_into(kernels.apply, layout, x, split.x, whitening, mean, split.weight, split.bias)
             y = y if mask is None else zero_masked(y, mask)
         # Outputs must not be inputs, nor each other: the mean of a single statistic is the pooled mean.
         is_mixed = mean_logits is not None
-        batch = batch if population_mean is None else None
-        saved = Saved(
-            whitening,
-            mean,
-            cov,
-            sample.mean if sample is not None and is_mixed else None,
-            sample.cov if sample is not None and is_mixed else None,
-            batch.mean if batch is not None and is_mixed else None,
-            None if batch is None else batch.cov,
-            batch.num_values if is_counted else None,
-        )
-        return y, *saved, *residuals
+        sample_mean, sample_cov, _ = sample if sample is not None and is_mixed else (None, None, None)
+        batch_mean, batch_cov, _ = batch if batch is not None and population_mean is None else (None, None, None)
+        batch_mean = batch_mean if is_mixed else None
+        return y, whitening, mean, cov, sample_mean, sample_cov, batch_mean, batch_cov, num_values, *residuals
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         *tensors, ctx.plan, _ = inputs
-        saved, residuals = Saved(*output[1:9]), output[9:]
-        # Backward counts this rank's values, before they are reduced.
-        saved = saved._replace(num_values=None)
-        if tensors[3] is None:
-            saved = saved._replace(batch_cov=None)
+        _, whitening, mean, cov, sample_mean, sample_cov, batch_mean, batch_cov, _, *residuals = output
+        is_mixed = Inputs(*tensors).mean_logits is not None
+        if not is_mixed:
+            batch_cov = None
         elif not ctx.plan.kernels.handles_strides:
-            saved = saved._replace(cov=None)
+            cov = None
         ctx.mark_non_differentiable(*[tensor for tensor in output[1:] if tensor is not None])
         if not is_transformed():
             # The vmap of older versions cannot batch gradients that are None.
             ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *saved, *residuals)
+        ctx.save_for_backward(
+            *tensors, whitening, mean, cov, sample_mean, sample_cov, batch_mean, batch_cov, *residuals
+        )
 
     @staticmethod
     def backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
         if grad is None:
             return (None,) * 10
         # Read once: activation checkpointing returns each saved tensor only once.
-        tensors = ctx.saved_tensors
-        inputs, saved, residuals = Inputs(*tensors[:8]), Saved(*tensors[8:16]), tensors[16:]
-        with no_autocast(inputs.x):
+        (
+            x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask,
+            whitening, mean, cov, sample_mean, sample_cov, batch_mean, batch_cov, *residuals,
+        ) = ctx.saved_tensors  # fmt: skip
+        inputs = Inputs(x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask)
+        saved = Saved(whitening, mean, cov, sample_mean, sample_cov, batch_mean, batch_cov, tuple(residuals))
+        with no_autocast(x):
             if torch.is_grad_enabled():
                 grads = _backward_differentiably(inputs, ctx.plan, grad)
             else:
-                grads = _backward(inputs, ctx.plan, saved, residuals, grad, ctx.needs_input_grad[0])
+                grads = _backward(inputs, ctx.plan, saved, grad, ctx.needs_input_grad[0])
         return *grads, None, None, None, None, None
 
 
 def _split(inputs: Inputs, layout: Layout) -> Inputs:
     """Return x as ``[N, G, K, J, P]``, γ and β as ``(G, K, J)``; all but x in the dtype of computation."""
     dtype = compute_dtype(inputs.x.dtype)
-    x, weight, bias, *others, mask = inputs
-    if mask is not None:
-        x = fill_masked_with_mean(x.to(dtype), mask)
-    weight = None if weight is None else layout.split_parameter(weight.to(dtype))
-    bias = None if bias is None else layout.split_parameter(bias.to(dtype))
-    others = [None if tensor is None else tensor.to(dtype) for tensor in others]
-    return Inputs(layout.split(x), weight, bias, *others, mask)
+    x, weight, bias, mean_logits, cov_logits, population_mean, population_cov, mask = inputs
+    x = x if mask is None else fill_masked_with_mean(x.to(dtype), mask)
+    return Inputs(
+        layout.split(x),
+        None if weight is None else layout.split_parameter(weight.to(dtype)),
+        None if bias is None else layout.split_parameter(bias.to(dtype)),
+        None if mean_logits is None else mean_logits.to(dtype),
+        None if cov_logits is None else cov_logits.to(dtype),
+        None if population_mean is None else population_mean.to(dtype),
+        None if population_cov is None else population_cov.to(dtype),
+        mask,
+    )
 
 
 def _mixing(inputs: Inputs) -> Mixing | None:
@@ -231,9 +229,7 @@ def _restore_statistics(split: Inputs, plan: Plan, saved: Saved) -> Statistics:
     return Statistics(sample, batch)
 
 
-def _backward(
-    inputs: Inputs, plan: Plan, saved: Saved, residuals: tuple[Tensor, ...], grad: Tensor, needs_x: bool
-) -> list[Tensor | None]:
+def _backward(inputs: Inputs, plan: Plan, saved: Saved, grad: Tensor, needs_x: bool) -> list[Tensor | None]:
     """Return the gradients of x, weight, bias and the mixing logits."""
     layout, method, mask = plan.layout, plan.method, inputs.mask
     kernels = kernels_under_transforms(plan.kernels, layout)
@@ -243,7 +239,7 @@ def _backward(
     statistics = _restore_statistics(split, plan, saved)
     whitening, mean, cov = saved.whitening, saved.mean, saved.cov
     cov = pool(statistics, method, mixing)[1] if cov is None else cov
-    solution = Solution(whitening, mean, cov, residuals)
+    solution = Solution(whitening, mean, cov, saved.residuals)
     map_grads = kernels.map_gradients(grad, x, whitening, mean, weight, bias)
     is_constant = inputs.population_mean is not None
     grads = kernels.solve_backward(map_grads, solution, statistics, method, weight, bias, mixing, is_constant)
