@@ -128,8 +128,8 @@ def test_the_page_loads_nothing_and_has_no_script(runs):
 def test_layers_that_only_one_run_has():
     x = torch.randn(64, 6)
     shorter = inspect(nn.Sequential(nn.BatchNorm1d(6)), x)
-    other = inspect(nn.Sequential(nn.Identity(), nn.BatchNorm1d(6)), x)
-    page = Page(html_page({"a": shorter, "b": other}))
+    longer = inspect(nn.Sequential(nn.Identity(), nn.BatchNorm1d(6)), x)
+    page = Page(html_page({"a": shorter, "b": longer}))
     assert [a["href"] for a in page.all("a")][:2] == ["#layer-1", "#layer-2"]
     assert page.text("b")[1:] == ["0", "1"]
     assert len(page.all("polyline")) == 4
@@ -244,8 +244,8 @@ def build_hard_cases(runs):
     )
     constant = inspect(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(16, 3))
     single = inspect(nn.BatchNorm1d(1), torch.randn(16, 1))
-    many = (replace(runs["ZCA"][1], name=f"layer{i}.norm", condition_after=10.0**i) for i in range(14))
-    return Inspection([worst, *constant, *single, *many])
+    others = (replace(runs["ZCA"][1], name=f"layer{i}.norm", condition_after=10.0**i) for i in range(14))
+    return Inspection([worst, *constant, *single, *others])
 
 
 def test_hard_cases(runs):

@@ -218,7 +218,7 @@ def test_repr():
 
 
 @pytest.mark.parametrize(
-    ("shapes", "words"),
+    ("shapes", "message"),
     [
         ([], "two or more views"),
         ([(16, 4)], "two or more views"),
@@ -231,13 +231,13 @@ def test_repr():
         ([(0, 4), (0, 4)], "a batch of more than 4 images"),
     ],
 )
-def test_refuses_views_of_wrong_shapes(shapes, words):
-    with pytest.raises(ValueError, match=words):
+def test_refuses_views_of_wrong_shapes(shapes, message):
+    with pytest.raises(ValueError, match=message):
         WMSELoss()(*[torch.randn(shape) for shape in shapes])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ([[torch.ones(16, 4)]], r"got shapes \[\(16, 4\)\]"),
         ([[]], "in a list"),
@@ -245,8 +245,8 @@ def test_refuses_views_of_wrong_shapes(shapes, words):
         ([None, torch.ones(16, 4)], r"got \['NoneType', \(16, 4\)\]"),
     ],
 )
-def test_refuses_arguments_that_are_not_views(arguments, words):
-    with pytest.raises(ValueError, match=words):
+def test_refuses_arguments_that_are_not_views(arguments, message):
+    with pytest.raises(ValueError, match=message):
         WMSELoss()(*arguments)
 
 
@@ -258,7 +258,7 @@ def test_refuses_views_that_cannot_be_whitened():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"whitening_size": 0}, "whitening_size"),
         ({"iterations": 0}, "iterations"),
@@ -267,6 +267,6 @@ def test_refuses_views_that_cannot_be_whitened():
         ({"solver": "qr"}, "solver"),
     ],
 )
-def test_refuses_options(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_refuses_options(options, message):
+    with pytest.raises(ValueError, match=message):
         WMSELoss(**options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 import warnings
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whitenorm.layers import (
     DecorrelatedBatchNorm,
@@ -33,11 +34,19 @@ def main(args: list[str]) -> None:
     with warnings.catch_warnings():
         # About default group sizes that do not divide the channels; the table shows those used instead.
         warnings.simplefilter("ignore")
-        images, tokens = _build_image_layers(options.shape), _build_token_layers(options.tokens[1])
+        images = _build_image_layers(options.shape)
+        tokens = [[nn.LayerNorm(options.tokens[1]), LayerWhitening(options.tokens[1])]]
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     print(f"torch {torch.__version__}, {device}{threads}, {options.dtype}, medians of {options.rounds} rounds")
-    for layers, shape in ((images, options.shape), (tokens, options.tokens)):
-        _print_table(_time_layers(layers, shape, options.rounds, device, dtype), shape)
+    for groups, shape in ((images, options.shape), (tokens, options.tokens)):
+        x = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+        grad = torch.randn(shape, device=device, dtype=dtype)
+        steps = {
+            (layer, mode): step
+            for layer in itertools.chain(*groups)
+            for mode, step in _build_steps(layer.to(device, dtype), x, grad).items()
+        }
+        _print_table(groups, shape, time_interleaved(steps, options.rounds, device))
 
 
 def _parse(args: list[str]) -> argparse.Namespace:
@@ -88,60 +97,20 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def _build_image_layers(shape: list[int]) -> dict[str, list[nn.Module]]:
-    """Return layers for images by the name of the norm they replace, which is the first of each list."""
+def _build_image_layers(shape: list[int]) -> list[list[nn.Module]]:
+    """Return groups of layers for images: a norm, and the layers that replace it."""
     channels, dims = shape[1], len(shape) - 2
     num_groups = root_divisor(channels)
-    return {
-        "BatchNorm": [
-            getattr(nn, f"BatchNorm{dims}d")(channels),
-            IterNorm(channels),
-            DecorrelatedBatchNorm(channels),
-            SwitchableWhitening(channels),
-        ],
-        "GroupNorm": [nn.GroupNorm(num_groups, channels), GroupWhitening(num_groups, channels)],
-        "InstanceNorm": [
-            getattr(nn, f"InstanceNorm{dims}d")(channels, affine=True),
-            InstanceWhitening(channels, largest_divisor(channels, 16)),
-        ],
-    }
+    batch_norm, instance_norm = getattr(nn, f"BatchNorm{dims}d"), getattr(nn, f"InstanceNorm{dims}d")
+    return [
+        [batch_norm(channels), IterNorm(channels), DecorrelatedBatchNorm(channels), SwitchableWhitening(channels)],
+        [nn.GroupNorm(num_groups, channels), GroupWhitening(num_groups, channels)],
+        [instance_norm(channels, affine=True), InstanceWhitening(channels, largest_divisor(channels, 16))],
+    ]
 
 
-def _build_token_layers(features: int) -> dict[str, list[nn.Module]]:
-    return {"LayerNorm": [nn.LayerNorm(features), LayerWhitening(features)]}
-
-
-Seconds = dict[str, float]
-
-
-def _time_layers(
-    layers: dict[str, list[nn.Module]], shape: list[int], rounds: int, device: torch.device, dtype: torch.dtype
-) -> dict[str, dict[str, Seconds]]:
-    """Return seconds by norm replaced, by layer and by mode; the steps of all layers are interleaved."""
-    steps = {
-        (norm, _describe(layer), mode): step
-        for norm, members in layers.items()
-        for layer in members
-        for mode, step in _build_steps(layer.to(device, dtype), shape, device, dtype).items()
-    }
-    times: dict[str, dict[str, Seconds]] = {}
-    for (norm, layer, mode), seconds in time_interleaved(steps, rounds, device).items():
-        times.setdefault(norm, {}).setdefault(layer, {})[mode] = seconds
-    return times
-
-
-def _describe(layer: nn.Module) -> str:
-    """Return a layer's class name, with its groups."""
-    groups = [f"{name}={getattr(layer, name)}" for name in ("num_groups", "group_size") if hasattr(layer, name)]
-    return f"{type(layer).__name__} {' '.join(groups[:1])}".strip()
-
-
-def _build_steps(
-    layer: nn.Module, shape: list[int], device: torch.device, dtype: torch.dtype
-) -> dict[str, Callable[[], object]]:
+def _build_steps(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Callable[[], object]]:
     """Return a training step and a forward in eval mode of a layer."""
-    x = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-    grad = torch.randn(shape, device=device, dtype=dtype)
     leaves = [x, *layer.parameters()]
 
     def train() -> object:
@@ -181,14 +150,22 @@ def _synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _print_table(times: dict[str, dict[str, Seconds]], shape: list[int]) -> None:
-    width = 2 + max(len(layer) for layers in times.values() for layer in layers)
+def _print_table(groups: list[list[nn.Module]], shape: list[int], seconds: dict[Any, float]) -> None:
+    names = {layer: _describe(layer) for layer in itertools.chain(*groups)}
+    width = 2 + max(map(len, names.values()))
     print(f"\n{' × '.join(map(str, shape)):<{width}}{'train':>13}{'eval':>21}")
-    for layers in times.values():
-        norm = next(iter(layers))
-        for layer, seconds in layers.items():
-            line = f"{'' if layer == norm else '  '}{layer}".ljust(width)
+    for group in groups:
+        for layer in group:
+            line = f"{'' if layer is group[0] else '  '}{names[layer]}".ljust(width)
             for mode in ("train", "eval"):
-                ratio = "" if layer == norm else f"{seconds[mode] / layers[norm][mode]:.2f}×"
-                line += f"{1e3 * seconds[mode]:>10.3f} ms{ratio:>8}"
+                ratio = "" if layer is group[0] else f"{seconds[layer, mode] / seconds[group[0], mode]:.2f}×"
+                line += f"{1e3 * seconds[layer, mode]:>10.3f} ms{ratio:>8}"
             print(line.rstrip())
+
+
+def _describe(layer: nn.Module) -> str:
+    """Return a layer's class name, and its number of groups or its group size."""
+    for name in ("num_groups", "group_size"):
+        if hasattr(layer, name):
+            return f"{type(layer).__name__} {name}={getattr(layer, name)}"
+    return type(layer).__name__

@@ -94,7 +94,7 @@ def _normalize(
     solver: Solver | None = norm.solver if isinstance(norm, BatchWhitening) else None
     indices = torch.randint(len(data), (num_batches, batch_size), generator=generator)
     if size == 1 and len(data) <= _DENSE_RATIO * batch_size:
-        mean, cov = _weighted_moments(data, indices)
+        mean, cov = _batch_moments(data, indices)
     else:
         batches = data[indices.to(data.device)].mT  # num_batches, d, B: each batch counts as one sample
         mean, cov, _ = channel_moments(batches, size, pooled=False)
@@ -105,7 +105,7 @@ def _normalize(
     return torch.einsum("rgij,rsgj->rsgi", matrix, groups).flatten(2)
 
 
-def _weighted_moments(data: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def _batch_moments(data: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return means ``(R, d, 1)`` and variances ``(R, d, 1, 1)`` of batches of data, by how often each has each row."""
     counts = torch.zeros(len(indices), len(data), dtype=data.dtype).scatter_add_(
         1, indices, torch.ones_like(indices, dtype=data.dtype)

@@ -30,7 +30,9 @@ _MAX_CHANNELS = 2048
 
 def find_norms(model: nn.Module) -> dict[nn.Module, str]:
     """Return the norms of a model with their names, or raise if it has none."""
-    layers = {module: name for name, module in model.named_modules() if isinstance(module, _NORMS)}
+    layers: dict[nn.Module, str] = {
+        module: name for name, module in model.named_modules() if isinstance(module, _NORMS)
+    }
     if not layers:
         raise ValueError(
             f"expected a model with norms (got {type(model).__name__} without a whitening, Batch-, Instance-, Group-, "
@@ -72,23 +74,23 @@ class Recorder:
         starts: dict[nn.Module, float] = {}
 
         def before(layer: nn.Module, args: Any, kwargs: Any) -> None:
-            starts[layer] = _synchronized_time(layer)
+            starts[layer] = _device_time(layer)
 
         def after(layer: nn.Module, args: Any, output: Any) -> None:
-            self.seconds[layer] = self.seconds.get(layer, 0.0) + _synchronized_time(layer) - starts[layer]
+            self.seconds[layer] = self.seconds.get(layer, 0.0) + _device_time(layer) - starts[layer]
 
         any_layer = next(iter(self.layers))
         with self._layer_hooks(before, after, innermost=True):
-            start, cost = _synchronized_time(any_layer), self.cost
+            start, cost = _device_time(any_layer), self.cost
             yield
-            self.total_seconds = _synchronized_time(any_layer) - start - (self.cost - cost)
+            self.total_seconds = _device_time(any_layer) - start - (self.cost - cost)
 
     @contextmanager
     def record_features(self) -> Iterator[None]:
         """Record rows of the layers' inputs and outputs, and the norms of their gradients."""
 
         def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            start = _synchronized_time(layer)
+            start = _device_time(layer)
             self._active.append(layer)
             replaced = None
             if layer not in self.inputs:
@@ -99,17 +101,17 @@ class Recorder:
                 alias = x.view_as(x)
                 self._record_gradient(layer, "input", alias)
                 replaced = ((alias, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): alias})
-            self.cost += _synchronized_time(layer) - start
+            self.cost += _device_time(layer) - start
             return replaced
 
         def after(layer: nn.Module, args: Any, output: Any) -> None:
-            start = _synchronized_time(layer)
+            start = _device_time(layer)
             self._active.pop()
             output = output[0] if isinstance(output, tuple) else output
             if layer not in self.outputs:
                 self.outputs[layer] = _sample_rows(layer, output)
                 self._record_gradient(layer, "output", output)
-            self.cost += _synchronized_time(layer) - start
+            self.cost += _device_time(layer) - start
 
         with self._layer_hooks(before, after):
             yield
@@ -244,7 +246,7 @@ def _can_hook_saved_tensors() -> bool:
         return False
 
 
-def _synchronized_time(layer: nn.Module) -> float:
+def _device_time(layer: nn.Module) -> float:
     """Return the time after all work on the layer's device is done."""
     tensor = next(itertools.chain(layer.parameters(), layer.buffers()), None)
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
