@@ -257,3 +257,12 @@ def test_a_library_that_cannot_be_imported_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert main(["inspect", "no_such_net"]) == 1
     assert "which no installed library has; pip install timm for more models" in capsys.readouterr().err
+
+
+def test_a_torchvision_for_another_torch_counts_as_missing(monkeypatch):
+    def fail(module):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(models.importlib, "import_module", fail)
+    with pytest.raises(OSError, match="which no installed library has; pip install torchvision timm"):
+        models.load_model("resnet18")
