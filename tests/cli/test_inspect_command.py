@@ -238,19 +238,24 @@ from whitenorm.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
-    def run(*args):
-        command = [sys.executable, "-W", "ignore", "-c", code, "inspect", *args]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-    result = run(f"{file}:net", *SHAPE, "--layer", "iternorm", "--html", "a.html", "--csv", "a.csv", "--json", "a.json")
+    files = ["--html", "a.html", "--csv", "a.csv", "--json", "a.json"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        code,
+        "inspect",
+        f"{file}:net",
+        *SHAPE,
+        "--layer",
+        "iternorm",
+        *files,
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "IterNorm" in result.stdout
-    assert all((tmp_path / f"a.{suffix}").stat().st_size for suffix in ("html", "csv", "json"))
-    result = run("resnet18")
-    assert result.returncode == 1
-    assert result.stderr.endswith(
-        "(got 'resnet18', which no installed library has; pip install torchvision timm for more models)\n"
-    )
+    assert all((tmp_path / name).stat().st_size for name in files[1::2])
 
 
 def test_a_library_that_cannot_be_imported_is_named(monkeypatch, capsys):
