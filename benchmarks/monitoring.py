@@ -82,7 +82,7 @@ def measure(make: Callable[[], nn.Module], shape: tuple[int, ...], seconds: floa
                 wall[name] += time.perf_counter() - before
                 # The plain steps are not part of the watched training.
                 watching._start += time.perf_counter() - before if name == "plain" else 0.0
-            rows += [watching.step] if watching._watch is not None else []
+            rows += [watching.step] if watching._recorder is not None else []
     plain, watched = statistics.median(times["plain"]), statistics.median(times["watched"])
     return {
         "step_ms": 1e3 * plain,

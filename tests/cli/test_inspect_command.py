@@ -1,18 +1,17 @@
-"""``whitenorm inspect``: models by name or from a file, before and after a conversion."""
+"""``whitenorm inspect``: models of libraries, files and training runs, before and after a conversion."""
 
-import importlib.util
 import json
-import shutil
+import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
+from torch import nn
 
-from whitenorm.cli import inspect as look
-from whitenorm.cli import main
-from whitenorm_lab import checksum
+from whitenorm.cli import inspect, main, models
 
-SMALL = """
+MODELS = """
 from torch import nn
 from whitenorm import IterNorm
 
@@ -43,14 +42,13 @@ SHAPE = ["--shape", "8", "3", "8", "8"]
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text(SMALL)
+    path.write_text(MODELS)
     return path
 
 
 def test_before_and_after(file, tmp_path, capsys):
     out = tmp_path / "numbers.json"
-    arguments = ["--layer", "iternorm", "--where", "l1", "--shape", "8", "3", "8", "8", "--json", str(out)]
-    assert main(["inspect", f"{file}:net", *arguments]) == 0
+    assert main(["inspect", f"{file}:net", "--layer", "iternorm", "--where", "l1", *SHAPE, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "BatchNorm2d" in printed
     assert "with iternorm at l1" in printed
@@ -60,38 +58,47 @@ def test_before_and_after(file, tmp_path, capsys):
     assert numbers["after"][0]["correlation_after"] < numbers["before"][0]["correlation_after"]
 
 
-def test_given_data(file, tmp_path, capsys):
+def test_batch_from_a_file(file, tmp_path, capsys):
     torch.save(torch.zeros(4, 3, 8, 8), tmp_path / "batch.pt")
     assert main(["inspect", f"{file}:net", "--data", str(tmp_path / "batch.pt")]) == 0
     assert "the same for all of the batch" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("library", "name"), [("torchvision", "squeezenet1_0"), ("timm", "test_resnet")])
-def test_models_by_name(library, name, capsys):
-    pytest.importorskip(library)
-    code = main(["inspect", name, "--shape", "2", "3", "64", "64"])
-    printed = capsys.readouterr()
-    if library == "torchvision":
-        assert code == 1
-        assert "expected a model with norms" in printed.err
-    else:
-        assert code == 0
-        assert "BatchNorm" in printed.out
+def test_a_torchvision_model(capsys):
+    pytest.importorskip("torchvision")
+    assert main(["inspect", "squeezenet1_0", "--shape", "2", "3", "64", "64"]) == 1
+    assert "expected a model with norms (got SqueezeNet" in capsys.readouterr().err
 
 
-def test_errors(file, capsys):
-    for name, words in [
-        ("no_such_net", "neither library"),
-        ("nowhere.py:net", "is not there"),
-        (f"{file}:other", "has none of that name"),
-        (f"{file}:nett", "did you mean net?"),
-        (f"{file}:number", "to return a model (got int)"),
-        (f"{file}:half", "to be a model or a function that returns one (got float)"),
-        (f"{file}:of_width", "to need no arguments (missing a required argument: 'width')"),
-        ("resnet81", "did you mean resnet18"),
-    ]:
-        assert main(["inspect", name]) == 1
-        assert words in capsys.readouterr().err
+def test_a_timm_model(capsys):
+    pytest.importorskip("timm")
+    assert main(["inspect", "test_resnet", "--shape", "2", "3", "64", "64"]) == 0
+    assert "BatchNorm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.py:net", "which does not exist"),
+        ("{file}:other", "to define 'other' (it does not)"),
+        ("{file}:nett", "did you mean net?"),
+        ("{file}:number", "to return a model (got int)"),
+        ("{file}:half", "to be a model or a function that returns one (got float)"),
+        ("{file}:of_width", "to need no arguments (missing a required argument: 'width')"),
+    ],
+)
+def test_errors_of_models_in_files(name, message, file, capsys):
+    assert main(["inspect", name.format(file=file)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_names(capsys):
+    pytest.importorskip("torchvision")
+    pytest.importorskip("timm")
+    assert main(["inspect", "no_such_net"]) == 1
+    assert "(got 'no_such_net', which neither library has)" in capsys.readouterr().err
+    assert main(["inspect", "resnet81"]) == 1
+    assert "did you mean resnet18" in capsys.readouterr().err
 
 
 def test_a_model_in_place_of_a_function(file, capsys):
@@ -100,7 +107,7 @@ def test_a_model_in_place_of_a_function(file, capsys):
 
 
 @pytest.mark.parametrize(
-    ("option", "words"),
+    ("option", "message"),
     [
         (["--layer", "iternrm"], "(got 'iternrm'); did you mean iternorm?"),
         (["--layer", "gw", "--where", "s1-b9"], "expected where to be one of"),
@@ -109,12 +116,12 @@ def test_a_model_in_place_of_a_function(file, capsys):
         (["--layer", "{file}:narow"], "did you mean narrow?"),
     ],
 )
-def test_a_conversion_that_cannot_be_is_refused_before_anything_is_computed(file, option, words, monkeypatch, capsys):
-    monkeypatch.setattr(look, "inspect", None)
+def test_an_impossible_conversion_is_refused_before_any_computation(file, option, message, monkeypatch, capsys):
+    monkeypatch.setattr(inspect, "inspect", None)
     assert main(["inspect", f"{file}:net", *SHAPE, *(part.format(file=file) for part in option)]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert words in printed.err
+    assert message in printed.err
     assert len(printed.err.splitlines()) == 1
 
 
@@ -123,7 +130,7 @@ def test_a_conversion_by_a_function(file, capsys):
     assert f"with {file}:of_width at all" in capsys.readouterr().out
 
 
-def test_what_is_not_as_asked_is_said_in_plain_words(file, capsys):
+def test_warnings_of_the_conversion_are_printed(file, capsys):
     assert main(["inspect", f"{file}:tokens", "--shape", "64", "8", "--layer", "iternorm"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -131,86 +138,136 @@ def test_what_is_not_as_asked_is_said_in_plain_words(file, capsys):
     assert "LayerWhitening stands for it" in printed.out
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    from whitenorm_lab.training import Train, fit
-
-    folder = tmp_path_factory.mktemp("runs") / "digits"
-    fit(Train(net="mlp-16", norm="bn", dataset="digits", epochs=1, batch_size=128, folder=folder, quiet=True))
-    return folder
-
-
-def test_a_run_with_its_own_images(trained, capsys):
-    assert main(["inspect", str(trained)]) == 0
-    printed = capsys.readouterr().out
-    assert "Measured on training images, 128 × 1 × 8 × 8." in printed
-    reports = look.run(look.Inspect(str(trained), layer="dbn"))
-    assert reports["after"][0].kind == "DecorrelatedBatchNorm"
-    # Of images it was trained on, the population is near.
-    assert reports["before"][0].drift < 1
-
-
-def test_a_run_whose_data_are_not_there(trained, tmp_path, capsys):
-    folder = shutil.copytree(trained, tmp_path / "run")
-    config = checksum.unpacked(json.loads((folder / "config.json").read_text()))
-    config |= {"dataset": "cifar10", "data": str(tmp_path / "no")}
-    (folder / "config.json").write_text(json.dumps(checksum.packed(config)))
-    assert main(["inspect", str(folder)]) == 0
-    assert "Measured on noise, 128 × 1 × 8 × 8: the run's data cannot be loaded: " in capsys.readouterr().out
-    assert main(["inspect", str(folder), "--shape", "32", "1", "8", "8"]) == 0
-    assert "noise" not in capsys.readouterr().out
-
-
-def test_a_folder_that_is_no_run(tmp_path, capsys):
-    assert main(["inspect", str(tmp_path)]) == 1
-    assert "has no config.json" in capsys.readouterr().err
-
-
-def test_brackets_and_colons_in_names_are_shown_as_they_are(tmp_path, monkeypatch, capsys):
+def test_brackets_and_colons_in_file_names_are_printed_unchanged(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     folder = tmp_path / "[bold]x[/b] :smile: [/]"
     folder.mkdir(parents=True)
-    (folder / "mine.py").write_text(SMALL)
+    (folder / "mine.py").write_text(MODELS)
     out = ["--html", str(folder / "a.html"), "--json", str(folder / "a.json"), "--csv", str(folder / "a.csv")]
     assert main(["inspect", f"{folder}/mine.py:net", *SHAPE, *out]) == 0
     assert capsys.readouterr().out.count(str(folder)) == 4
-    assert main(["demo", "--epochs", "1", "--batch-size", "1000", "--out", str(folder)]) == 0
-    assert capsys.readouterr().out.count(str(folder)) == 2
-    results = ["--out", str(folder), "--scale", "smoke"]
-    assert main(["reproduce", "gw-constraints", *results]) == 0
-    assert capsys.readouterr().out.count(str(folder)) == 2
-    assert main(["report", "--results", str(folder), "--out", str(folder / "site"), "--scale", "smoke"]) == 0
-    assert str(folder / "site") in capsys.readouterr().out
 
 
-def test_bad_batches(file, tmp_path, capsys):
+def test_batches_that_do_not_fit(file, tmp_path, capsys):
     (tmp_path / "junk.pt").write_bytes(b"junk")
     assert main(["inspect", f"{file}:net", "--data", str(tmp_path / "junk.pt")]) == 1
-    assert "as torch.save writes it" in capsys.readouterr().err
+    assert "written by torch.save" in capsys.readouterr().err
     assert main(["inspect", f"{file}:net", "--shape", "2", "5", "8", "8"]) == 1
     assert "by --shape or --data" in capsys.readouterr().err
+
+
+def test_a_list_of_arguments_and_a_new_output_folder(file, tmp_path):
     torch.save([torch.randn(4, 3, 8, 8)], tmp_path / "list.pt")
     out = tmp_path / "new" / "page.html"
     assert main(["inspect", f"{file}:net", "--data", str(tmp_path / "list.pt"), "--html", str(out)]) == 0
     assert out.exists()
 
 
-def test_a_library_that_is_not_installed_is_named(monkeypatch, capsys):
-    real = importlib.util.find_spec
-    monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "timm" else real(name, *rest))
-    assert main(["inspect", "no_such_net"]) == 1
-    assert "no library here knows: without timm, which pip install timm adds" in capsys.readouterr().err
+class Runs:
+    """A loader of training runs: folders with a file named config.json."""
+
+    @staticmethod
+    def is_run(folder):
+        return (folder / "config.json").exists()
+
+    @staticmethod
+    def load(folder):
+        return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
+
+    @staticmethod
+    def batch(folder):
+        return torch.randn(32, 5), f"Measured on 32 × 5 from {folder.name}."
 
 
-def test_a_run_without_the_lab_names_the_extra(tmp_path, monkeypatch, capsys):
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "whitenorm_lab.training", None)
+@pytest.fixture
+def use_loaders(monkeypatch):
+    def use(*values):
+        entries = [EntryPoint("runs", value, "whitenorm.runs") for value in values]
+        monkeypatch.setattr(models, "entry_points", lambda group: [entry for entry in entries if entry.group == group])
+
+    return use
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_training_run_is_inspected_on_its_own_batch(folder, use_loaders, capsys):
+    use_loaders(f"{__name__}:Runs")
+    assert main(["inspect", str(folder), "--layer", "dbn"]) == 0
+    printed = capsys.readouterr().out
+    assert "Measured on 32 × 5 from run." in printed
+    assert "DecorrelatedBatchNorm" in printed
+    assert main(["inspect", str(folder), "--shape", "16", "5"]) == 0
+    assert "Measured" not in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_a_run(tmp_path, use_loaders, capsys):
+    use_loaders(f"{__name__}:Runs")
     assert main(["inspect", str(tmp_path)]) == 1
-    assert "pip install 'whitenorm[lab]'" in capsys.readouterr().err
+    assert "a folder without a training run" in capsys.readouterr().err
 
 
-def test_the_extra_that_is_missing_is_inspect(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    assert main(["inspect", "resnet18"]) == 1
-    assert "whitenorm inspect needs tyro, which comes with the inspect extra" in capsys.readouterr().err
+def test_a_run_without_the_lab(folder, use_loaders, capsys):
+    use_loaders()
+    assert main(["inspect", str(folder)]) == 1
+    assert "whitenorm-lab, which reads training runs, is not installed" in capsys.readouterr().err
+
+
+def test_a_run_with_a_lab_that_cannot_be_imported(folder, use_loaders, capsys):
+    use_loaders("no_such_package")
+    assert main(["inspect", str(folder)]) == 1
+    assert "(No module named 'no_such_package')" in capsys.readouterr().err
+
+
+def test_the_command_needs_the_inspect_extra_only(file, tmp_path):
+    code = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"lightning", "matplotlib", "timm", "torchvision", "whitenorm_lab"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+from whitenorm.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+    files = ["--html", "a.html", "--csv", "a.csv", "--json", "a.json"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        code,
+        "inspect",
+        f"{file}:net",
+        *SHAPE,
+        "--layer",
+        "iternorm",
+        *files,
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "IterNorm" in result.stdout
+    assert all((tmp_path / name).stat().st_size for name in files[1::2])
+
+
+def test_a_library_that_cannot_be_imported_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert main(["inspect", "no_such_net"]) == 1
+    assert "which no installed library has; pip install timm for more models" in capsys.readouterr().err
+
+
+def test_a_torchvision_for_another_torch_counts_as_missing(monkeypatch):
+    def fail(module):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(models.importlib, "import_module", fail)
+    with pytest.raises(OSError, match="which no installed library has; pip install torchvision timm"):
+        models.load_model("resnet18")

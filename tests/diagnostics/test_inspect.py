@@ -1,4 +1,4 @@
-"""A live model, watched for one step, and left as it was."""
+"""Inspection of a live model, which is restored afterwards."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from whitenorm.diagnostics.page import table
 from whitenorm.diagnostics.reports import COLUMNS
 
 
-def test_a_row_for_every_norm_in_the_order_they_run():
+def test_one_row_per_norm_in_the_order_they_run():
     model = whitenorm.convert_(ResNet(), "iternorm", "s1-b2")
     report = inspect(model, torch.randn(16, 3, 8, 8))
     assert [row.name for row in report] == [
@@ -36,7 +36,7 @@ def test_a_row_for_every_norm_in_the_order_they_run():
     assert all(row.disturbance > 0 for row in report)
 
 
-def test_numbers_are_those_of_the_measures():
+def test_rows_agree_with_the_measures():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), whitenorm.DecorrelatedBatchNorm(6, 6, eps=1e-6, affine=False))
     x = torch.randn(200, 6)
@@ -60,7 +60,7 @@ def test_gradient_ratio():
 
 def test_advice():
     (row,) = inspect(nn.Sequential(whitenorm.IterNorm(64)), torch.randn(8, 64))
-    assert "8 values a channel for a covariance of 64 channels" in row.advice[0]
+    assert "8 values per channel for a covariance of 64 channels" in row.advice[0]
     (row,) = inspect(nn.Sequential(whitenorm.GroupWhitening(32, 64)), torch.randn(8, 64))
     assert "at most 9 are feasible" in row.advice[0]
 
@@ -75,10 +75,10 @@ def test_table_rows_and_json():
     constant = inspect(nn.Sequential(nn.BatchNorm1d(2)), torch.ones(8, 2))
     assert math.isnan(constant[0].condition_before)
     assert json.loads(constant.to_json())[0]["condition_before"] is None
-    assert "has died" in constant[0].advice[0]
+    assert "dead layer" in constant[0].advice[0]
 
 
-def test_every_form_has_the_same_columns():
+def test_all_formats_have_the_same_columns():
     keys = list(COLUMNS)
     report = inspect(nn.Sequential(whitenorm.IterNorm(8)), torch.randn(64, 8, requires_grad=True))
     assert list(report.to_dicts()[0]) == list(json.loads(report.to_json())[0]) == [*keys, "advice"]
@@ -87,7 +87,7 @@ def test_every_form_has_the_same_columns():
     assert {f"norm/0/{key}" for key in keys[4:]} - set(scalars(report)) == {"norm/0/drift"}
 
 
-def test_condition_numbers_leave_dead_directions_out():
+def test_condition_numbers_ignore_dead_directions():
     torch.manual_seed(0)
     x = torch.randn(400, 20) * torch.linspace(1, 3, 20)
     (row,) = inspect(nn.Sequential(nn.Linear(20, 50), nn.BatchNorm1d(50)), x)
@@ -101,8 +101,8 @@ def test_condition_numbers_leave_dead_directions_out():
 
 
 @pytest.mark.parametrize("solver", ["newton", "zca"])
-def test_whitening_brings_no_dead_direction_to_life(solver):
-    """What it amplifies of one is rounding."""
+def test_whitening_does_not_revive_dead_directions(solver):
+    """It amplifies rounding errors in dead directions."""
     torch.manual_seed(0)
     layer = whitenorm.BatchWhitening(32, solver=solver, eps=1e-8)
     (row,) = inspect(nn.Sequential(nn.Linear(8, 32), layer), torch.randn(256, 8))
@@ -112,14 +112,14 @@ def test_whitening_brings_no_dead_direction_to_life(solver):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [0, 3])
-def test_rounding_is_that_of_the_dtype(dtype, offset):
+def test_dead_directions_depend_on_the_dtypes_rounding(dtype, offset):
     torch.manual_seed(0)
     x = (torch.randn(512, 24) + offset).to(dtype)
     (row,) = inspect(nn.Sequential(nn.LayerNorm(24, dtype=dtype)), x)
     assert (row.dead_before, row.dead_after) == (0, 1)
 
 
-def test_advice_when_the_batch_is_too_small_to_tell():
+def test_advice_for_a_batch_too_small_for_the_measures():
     model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64))
     (row,) = inspect(model, torch.randn(16, 8))
     assert row.dead_before >= 64 - 15
@@ -142,7 +142,7 @@ def test_condition_numbers_of_whole_models_are_finite(library, make, name, size)
     assert all(1 < row.condition90_after <= row.condition_after for row in reports)
 
 
-def test_advice_is_said_once_with_all_layers():
+def test_equal_advice_is_printed_once_with_all_layers():
     block = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
     report = inspect(nn.Sequential(block, copy.deepcopy(block)), torch.randn(16, 64))
     assert str(report).splitlines()[-1].startswith("0.1, 1.1: 16 values of 64 features")
@@ -156,8 +156,8 @@ def test_slices_are_inspections():
     assert report[-1].name == "blocks.1.shortcut.1"
 
 
-def test_an_output_without_a_signal_has_no_condition_number():
-    """As of a residual block whose last γ begins at zero."""
+def test_a_constant_output_has_no_condition_number():
+    """Such as that of a residual block whose last γ is initialized to zero."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     nn.init.zeros_(model[1].weight)
     report = inspect(model, torch.randn(64, 4))
@@ -167,7 +167,7 @@ def test_an_output_without_a_signal_has_no_condition_number():
     assert "NaN" not in report.to_html()
 
 
-def test_a_norm_that_cannot_be_measured_is_a_row():
+def test_a_norm_that_cannot_be_measured_gets_a_row():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(1, 4), nn.AdaptiveAvgPool2d(1), nn.GroupNorm(1, 4))
     first, second = inspect(model, torch.randn(1, 3, 8, 8))
     assert first.condition_before > 1
@@ -187,7 +187,7 @@ def test_a_lazy_norm(lazy):
     assert inspect(model, torch.randn(shape))[0].width == 6
 
 
-def test_tokens_dict_batches_and_own_loss():
+def test_tokens_with_a_dict_batch_and_a_loss():
     model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     report = inspect(model, {"src": torch.randn(2, 5, 16)}, loss=lambda y: y.abs().mean())
     assert [row.name for row in report] == ["norm1", "norm2"]
@@ -206,7 +206,7 @@ def test_a_norm_called_by_keyword():
     assert inspect(ByKeyword(), torch.randn(16, 4))[0].width == 4
 
 
-def test_the_model_is_as_it_was():
+def test_the_model_is_restored():
     model = whitenorm.convert_(ResNet(), "sw")
     model(torch.randn(4, 3, 8, 8)).sum().backward()
     before = copy.deepcopy(model.state_dict())
@@ -217,14 +217,14 @@ def test_the_model_is_as_it_was():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_a_failure_inside_the_model_leaves_it_as_it_was():
+def test_the_model_is_restored_after_an_error():
     class Fails(nn.Module):
         def forward(self, x):
-            raise RuntimeError("mine")
+            raise RuntimeError("from the model")
 
     model = nn.Sequential(whitenorm.IterNorm(4), Fails())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="mine"):
+    with pytest.raises(RuntimeError, match="from the model"):
         inspect(model, torch.randn(8, 4))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not model[0]._forward_hooks
@@ -245,7 +245,7 @@ def test_gradient_ratio_beside_a_shortcut():
 
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(32, 6, requires_grad=True)
-    inner, y = x.detach().requires_grad_(), None
+    inner = x.detach().requires_grad_()
     y = model.norm(inner)
     y.retain_grad()
     (x.detach() + model.linear(y)).square().mean().backward()
@@ -254,12 +254,12 @@ def test_gradient_ratio_beside_a_shortcut():
     assert x.grad is None
 
 
-def test_disturbance_is_that_of_all_values():
-    few, many = (inspect(nn.BatchNorm1d(4), torch.randn(64, 4, length))[0].disturbance for length in (64, 1024))
-    assert few / many == pytest.approx(4, rel=0.15)
+def test_disturbance_accounts_for_values_not_sampled():
+    (short,), (long,) = (inspect(nn.BatchNorm1d(4), torch.randn(64, 4, length)) for length in (64, 1024))
+    assert short.disturbance / long.disturbance == pytest.approx(4, rel=0.15)
 
 
-def test_memory_leaves_parameters_out():
+def test_memory_excludes_parameters():
     model = nn.Sequential(nn.Linear(4, 64, bias=False), nn.BatchNorm1d(64), nn.Linear(64, 4, bias=False))
     x = torch.randn(2, 4)
     (row,) = inspect(model, x, loss=torch.sum)
@@ -267,7 +267,7 @@ def test_memory_leaves_parameters_out():
     assert row.memory_share == pytest.approx(saved_bytes(model[1], hidden) / saved_bytes(model, x), rel=0.02)
 
 
-def test_a_population_that_is_not_finite():
+def test_advice_for_a_population_that_is_not_finite():
     for model in (
         nn.Sequential(nn.BatchNorm1d(2)),
         nn.Sequential(whitenorm.BatchWhitening(2, population="covariance")),
@@ -277,13 +277,13 @@ def test_a_population_that_is_not_finite():
         assert "not finite" in row.advice[0]
 
 
-def test_wide_layers_in_part():
+def test_wide_layers_are_measured_in_part():
     (row,) = inspect(nn.Sequential(nn.LayerNorm([64, 16, 16])), torch.randn(8, 64, 16, 16))
     assert row.width == 16384
     assert len(row.spectrum_before) == 2048
 
 
-def test_channels_of_layer_norms_by_shape():
+def test_layer_norm_of_channels_in_dimension_one():
     class ChannelsFirst(nn.LayerNorm):
         def forward(self, x):
             return super().forward(x.movedim(1, -1)).movedim(-1, 1)
@@ -293,7 +293,7 @@ def test_channels_of_layer_norms_by_shape():
     assert row.condition_before == pytest.approx(condition_number(x))
 
 
-def test_random_numbers_and_hooks_of_the_optimizer():
+def test_random_state_is_restored_and_optimizer_hooks_are_refused():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -305,21 +305,21 @@ def test_random_numbers_and_hooks_of_the_optimizer():
         inspect(model, torch.randn(8, 4))
 
 
-def test_nothing_to_train():
+def test_a_model_without_trainable_parameters():
     model = nn.Sequential(nn.BatchNorm1d(4)).requires_grad_(False)
     assert inspect(model, torch.randn(8, 4))[0].gradient_ratio is None
     with torch.inference_mode(), pytest.raises(ValueError, match="outside of torch"):
         inspect(model, torch.randn(8, 4))
 
 
-def test_a_backward_that_is_still_to_come():
+def test_a_pending_backward_still_works():
     model = nn.Sequential(nn.Linear(4, 4), whitenorm.IterNorm(4)).eval()
     loss = model(torch.randn(8, 4)).square().sum()
     inspect(model, torch.randn(8, 4))
     loss.backward()
 
 
-def test_buffers_that_the_model_replaces():
+def test_replaced_buffers_are_restored():
     class Grows(nn.Module):
         def __init__(self):
             super().__init__()
@@ -336,13 +336,13 @@ def test_buffers_that_the_model_replaces():
     assert model.cache.tolist() == [0]
 
 
-def test_errors_name_the_layer_and_advice_for_group_norm():
+def test_errors_name_the_layer_and_advice_for_few_values():
     with pytest.raises(ValueError, match=r"0 \(GroupNorm\): expected at least 2 values"):
         inspect(nn.Sequential(nn.GroupNorm(1, 4)), torch.randn(1, 4))
     (row,) = inspect(nn.Sequential(nn.GroupNorm(8, 8)), torch.randn(8, 8))
     assert "at most 4 are feasible" in row.advice[0]
     (row,) = inspect(nn.Sequential(whitenorm.IterNorm(8)), torch.randn(8, 8))
-    assert "8 values a channel for a covariance of 8" in row.advice[0]
+    assert "8 values per channel for a covariance of 8" in row.advice[0]
 
 
 def test_a_compiled_model_that_has_run():
@@ -352,7 +352,7 @@ def test_a_compiled_model_that_has_run():
     assert [row.name for row in inspect(compiled, torch.randn(8, 4))] == ["1"]
 
 
-def test_instance_and_rms_norms_are_norms_too():
+def test_instance_and_rms_norms_are_inspected():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Flatten(2), nn.RMSNorm(36))
     report = inspect(model, torch.randn(4, 3, 8, 8))
     assert [(row.name, row.width) for row in report] == [("1", 8), ("3", 36)]

@@ -1,4 +1,4 @@
-"""The page of an inspection: its content, and what a browser makes of it."""
+"""The HTML page of inspections: its content, and its layout in a browser."""
 
 import base64
 import math
@@ -17,30 +17,29 @@ from tests.helpers.browser import look
 from tests.helpers.models import ResNet
 from whitenorm.cli import main
 from whitenorm.diagnostics import Inspection, condition_number, html_page, inspect
-from whitenorm.diagnostics.conditioning import correlations_of, covariance
-from whitenorm.diagnostics.page.heat import heat_map
-from whitenorm.diagnostics.page.plots import LogAxis, log_axis
-from whitenorm.diagnostics.page.text import number, percent
+from whitenorm.diagnostics.conditioning import correlation_matrix, covariance, flatten_features
+from whitenorm.diagnostics.page.plots import LogAxis, fit_log_axis, render_heat_map
+from whitenorm.diagnostics.page.text import format_number, format_percent
 
 VOID = {"meta", "link", "img", "br"}
 
 
-class Parsed(HTMLParser):
-    """Elements with their attributes, text by element, and whether all that opens closes."""
+class Page(HTMLParser):
+    """Elements with their attributes, and text by element; asserts that all elements are closed."""
 
     def __init__(self, page):
         super().__init__()
-        self.open, self.found, self.texts = [], [], []
+        self.open, self.elements, self.texts = [], [], []
         self.feed(page)
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -48,21 +47,21 @@ class Parsed(HTMLParser):
     def handle_data(self, data):
         self.texts.append((self.open[-1] if self.open else "", data))
 
-    def all(self, tag, **wanted):
-        return [a for t, a in self.found if t == tag and all(a.get(k) == v for k, v in wanted.items())]
+    def all(self, tag, **attributes):
+        return [a for t, a in self.elements if t == tag and attributes.items() <= a.items()]
 
     def text(self, tag):
         return [data for t, data in self.texts if t == tag]
 
 
-def net():
+def build_net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 6), nn.BatchNorm1d(6))
 
 
 @pytest.fixture(scope="module")
 def runs():
-    model, x = net(), torch.randn(256, 6, generator=torch.Generator().manual_seed(0))
+    model, x = build_net(), torch.randn(256, 6, generator=torch.Generator().manual_seed(0))
     return {"BatchNorm": inspect(model, x), "ZCA": inspect(whitenorm.convert_(model, "dbn"), x)}
 
 
@@ -79,10 +78,10 @@ def test_reports_carry_spectra_and_correlations():
     )
 
 
-def test_constant_channels_correlate_with_nothing():
+def test_constant_channels_are_uncorrelated():
     x = torch.randn(50, 3)
     x[:, 1] = 2
-    assert correlations_of(covariance(x))[1].tolist() == [0, 0, 0]
+    assert correlation_matrix(covariance(flatten_features(x)))[1].tolist() == [0, 0, 0]
 
 
 def test_frame(runs, monkeypatch):
@@ -97,10 +96,10 @@ def test_frame(runs, monkeypatch):
 
 
 def test_every_layer_has_its_plots(runs):
-    page = Parsed(html_page(runs, "Two runs"))
+    page = Page(html_page(runs, "Two runs"))
     assert page.text("title")[0] == page.text("h1")[0] == "Two runs"
     assert [a["id"] for a in page.all("div", **{"class": "blocks"})] == ["layer-1", "layer-2"]
-    # A lane a layer, and for two layers and two runs one of spectra and two of correlations.
+    # One lane per layer, and for each of two layers in two runs one plot of spectra and two of correlations.
     plots = page.all("svg", role="img")
     assert len(plots) == 2 + 4
     assert all(a["aria-label"] for a in plots)
@@ -108,29 +107,29 @@ def test_every_layer_has_its_plots(runs):
     assert len({a["alt"] for a in page.all("img")}) == 8
     assert len(page.all("polyline", **{"class": "output"})) == 4
     assert {a["href"] for a in page.all("a")} == {"#layer-1", "#layer-2"}
-    words = " ".join(data for _, data in page.texts)
-    assert "the first 64 of 96 channels" in words
-    assert "all 6 channels" in words
-    # Ninety channels made of six have no variance of their own.
-    assert "90 of 96 of the input are zero but for rounding" in words
-    assert number(runs["ZCA"][1].condition_after) in page.text("td")
+    text = " ".join(data for _, data in page.texts)
+    assert "the first 64 of 96 channels" in text
+    assert "all 6 channels" in text
+    # 96 channels computed from six features have 90 dead directions.
+    assert "90 of 96 of the input are zero up to rounding" in text
+    assert format_number(runs["ZCA"][1].condition_after) in page.text("td")
 
 
-def test_nothing_is_loaded_from_elsewhere_and_no_script_runs(runs):
-    page = runs["ZCA"].to_html()
-    parsed = Parsed(page)
-    sources = [a.get("src") or a.get("href") or "" for _, a in parsed.found]
+def test_the_page_loads_nothing_and_has_no_script(runs):
+    html = runs["ZCA"].to_html()
+    page = Page(html)
+    sources = [a.get("src") or a.get("href") or "" for _, a in page.elements]
     assert all(source.startswith(("data:", "#")) or not source for source in sources)
-    assert not parsed.all("script")
-    assert "http" not in page.replace("http-equiv", "")
-    assert "url(" not in page
+    assert not page.all("script")
+    assert "http" not in html.replace("http-equiv", "")
+    assert "url(" not in html
 
 
-def test_layers_of_one_run_only_stand_alone():
+def test_layers_that_only_one_run_has():
     x = torch.randn(64, 6)
     shorter = inspect(nn.Sequential(nn.BatchNorm1d(6)), x)
-    other = inspect(nn.Sequential(nn.Identity(), nn.BatchNorm1d(6)), x)
-    page = Parsed(html_page({"a": shorter, "b": other}))
+    longer = inspect(nn.Sequential(nn.Identity(), nn.BatchNorm1d(6)), x)
+    page = Page(html_page({"a": shorter, "b": longer}))
     assert [a["href"] for a in page.all("a")][:2] == ["#layer-1", "#layer-2"]
     assert page.text("b")[1:] == ["0", "1"]
     assert len(page.all("polyline")) == 4
@@ -139,13 +138,13 @@ def test_layers_of_one_run_only_stand_alone():
 def test_text_is_escaped(runs):
     evil = "<script>alert('\"&')</script>"
     reports = Inspection(replace(r, name=evil, kind=evil, advice=[evil]) for r in runs["ZCA"][:1])
-    page = html_page({evil: reports, "b" + evil: reports}, title=evil)
-    assert "<script" not in page
-    parsed = Parsed(page)
-    assert parsed.text("title")[0] == evil
-    assert evil in parsed.text("li")
+    html = html_page({evil: reports, "b" + evil: reports}, title=evil)
+    assert "<script" not in html
+    page = Page(html)
+    assert page.text("title")[0] == evil
+    assert evil in page.text("li")
     assert f"Eigenvalues of input and output of {evil}, {evil}, log scale" in {
-        a["aria-label"] for a in parsed.all("svg", role="img")
+        a["aria-label"] for a in page.all("svg", role="img")
     }
 
 
@@ -161,11 +160,11 @@ def test_a_large_model_makes_a_page_of_reasonable_size(runs):
     reports = Inspection(replace(large, name=f"layer{i}") for i in range(53))
     page = html_page({"before": reports, "after": reports})
     assert len(page.encode()) < 3e6
-    assert len(Parsed(page).all("details", **{"class": "layer"})) == 53
+    assert len(Page(page).all("details", **{"class": "layer"})) == 53
     assert page.count('<details class="layer" open>') == 2
 
 
-def test_an_empty_page_is_an_error():
+def test_no_inspections_are_an_error():
     with pytest.raises(ValueError, match="expected at least one inspection"):
         html_page({})
     with pytest.raises(ValueError, match="got 1 without"):
@@ -173,7 +172,7 @@ def test_an_empty_page_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "text"),
     [
         (None, "–"),
         (64, "64"),
@@ -191,33 +190,33 @@ def test_an_empty_page_is_an_error():
         (math.nan, "NaN"),
     ],
 )
-def test_numbers(value, words):
-    assert number(value) == words
+def test_numbers(value, text):
+    assert format_number(value) == text
 
 
-def test_shares():
-    assert percent(0.1234) == "12.3 %"
-    assert percent(math.nan) == "NaN"
+def test_percentages():
+    assert format_percent(0.1234) == "12.3 %"
+    assert format_percent(math.nan) == "NaN"
 
 
 def test_log_axis():
-    assert log_axis([3, 250, 0, math.inf, math.nan]) == LogAxis(0, 3)
-    assert log_axis([1, 1]) == LogAxis(0, 1)
-    assert log_axis([]) == LogAxis(0, 1)
-    axis = log_axis([1e-12, 1e6])
+    assert fit_log_axis([3, 250, 0, math.inf, math.nan]) == LogAxis(0, 3)
+    assert fit_log_axis([1, 1]) == LogAxis(0, 1)
+    assert fit_log_axis([]) == LogAxis(0, 1)
+    axis = fit_log_axis([1e-12, 1e6])
     assert (axis.place(1e6), axis.place(1e-3), axis.place(1e-12)) == (0, 50, 100)
     assert len(axis.ticks()) <= 6
 
 
-def test_heat_map_is_the_matrix():
+def test_heat_map_shows_the_matrix():
     matrix = torch.tensor([[1.0, -1.0, 0.0], [0.5, math.nan, 7.0]])
-    data = base64.b64decode(heat_map(matrix).split(",")[1])
-    chunks, at = {}, 8
-    while at < len(data):
-        size, kind = struct.unpack(">I4s", data[at : at + 8])
-        body = data[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + body)
-        chunks[kind], at = body, at + 12 + size
+    data = base64.b64decode(render_heat_map(matrix).split(",")[1])
+    chunks, start = {}, 8
+    while start < len(data):
+        size, kind = struct.unpack(">I4s", data[start : start + 8])
+        body = data[start + 8 : start + 8 + size]
+        assert struct.unpack(">I", data[start + 8 + size : start + 12 + size])[0] == zlib.crc32(kind + body)
+        chunks[kind], start = body, start + 12 + size
     assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (3, 2)
     pixels = zlib.decompress(chunks[b"IDAT"])
     colours = [tuple(chunks[b"PLTE"][3 * p : 3 * p + 3]) for p in pixels[1:4] + pixels[5:8]]
@@ -230,8 +229,8 @@ def test_heat_map_is_the_matrix():
     assert orange[0] > orange[2]
 
 
-def hard_cases(runs):
-    """Singular, constant and one-channel features, numbers that are none, and a long name."""
+def build_hard_cases(runs):
+    """Return reports of singular, constant and one-channel features, with infinite and NaN values and a long name."""
     worst = replace(
         runs["ZCA"][1],
         name="a_very_long_name_of_a_layer." * 5,
@@ -245,17 +244,17 @@ def hard_cases(runs):
     )
     constant = inspect(nn.Sequential(nn.BatchNorm1d(3)), torch.ones(16, 3))
     single = inspect(nn.BatchNorm1d(1), torch.randn(16, 1))
-    many = (replace(runs["ZCA"][1], name=f"layer{i}.norm", condition_after=10.0**i) for i in range(14))
-    return Inspection([worst, *constant, *single, *many])
+    others = (replace(runs["ZCA"][1], name=f"layer{i}.norm", condition_after=10.0**i) for i in range(14))
+    return Inspection([worst, *constant, *single, *others])
 
 
 def test_hard_cases(runs):
-    page = Parsed(hard_cases(runs).to_html())
+    page = Page(build_hard_cases(runs).to_html())
     assert {"NaN", "∞", "(the model itself)"} <= {data for _, data in page.texts}
-    words = " ".join(page.text("figcaption"))
-    assert "3 of 6 of the output are zero" in words
-    assert "2 of 6 of the output are not finite" in words
-    numbers = [a[key] for tag, a in page.found for key in ("x", "y", "cx", "cy", "points") if key in a]
+    text = " ".join(page.text("figcaption"))
+    assert "3 of 6 of the output are zero" in text
+    assert "2 of 6 of the output are not finite" in text
+    numbers = [a[key] for tag, a in page.elements for key in ("x", "y", "cx", "cy", "points") if key in a]
     assert not any("nan" in value or "inf" in value for value in numbers)
 
 
@@ -263,14 +262,14 @@ def test_hard_cases(runs):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_in_a_browser(runs, tmp_path, width, dark):
     path = tmp_path / "page.html"
-    hard = hard_cases(runs)
+    hard = build_hard_cases(runs)
     path.write_text(html_page({**runs, "hard": hard}) if dark else hard.to_html(), encoding="utf-8")
-    seen = look(path, width, dark=dark)
-    seen.check()
+    view = look(path, width, dark=dark)
+    view.check()
     lanes = len({row.name for reports in (*runs.values(), hard) for row in reports}) if dark else len(hard)
-    assert len(seen.plots) == lanes + 3 * (4 + len(hard) if dark else len(hard))
+    assert len(view.plots) == lanes + 3 * (4 + len(hard) if dark else len(hard))
     if width == 1280:
-        assert seen.cut == []
+        assert view.cut == []
 
 
 def test_no_column_of_a_conversion_is_cut_off(tmp_path):
@@ -280,33 +279,33 @@ def test_no_column_of_a_conversion_is_cut_off(tmp_path):
     runs["with dbn at s1-b2+df"] = inspect(whitenorm.convert_(model, "dbn"), x)
     path = tmp_path / "page.html"
     path.write_text(html_page(runs), encoding="utf-8")
-    seen = look(path, 1280)
-    seen.check()
-    assert seen.cut == []
+    view = look(path, 1280)
+    view.check()
+    assert view.cut == []
 
 
-def test_layers_are_named_on_the_axis_and_what_changed_is_picked_out(runs):
-    model = net()
+def test_lanes_have_names_and_changes_are_highlighted(runs):
+    model = build_net()
     x = torch.randn(256, 6)
     reports = {"old": inspect(model, x), "new": inspect(whitenorm.convert_(model, "dbn", where="l1"), x)}
-    page = Parsed(html_page(reports))
+    page = Page(html_page(reports))
     names = [data for tag, data in page.texts if tag == "a"]
     assert names[:2] == ["1", "4"]
     assert [a.get("class") for a in page.all("li")][1:3] == ["changed", None]
     assert "BatchNorm1d → DecorrelatedBatchNorm" in page.text("span")
     assert len(page.all("tbody", **{"class": "changed"})) == 1
-    words = " ".join(data for _, data in page.texts)
-    assert "1 of 2 norms: BatchNorm1d → DecorrelatedBatchNorm" in words
+    text = " ".join(data for _, data in page.texts)
+    assert "1 of 2 norms: BatchNorm1d → DecorrelatedBatchNorm" in text
     # Only the layer that changed is open.
     assert [("open" in a) for a in page.all("details", **{"class": "layer"})] == [True, False]
     better = [a for a in page.all("td") if a.get("class", "").endswith("better")]
     assert len(better) >= 2
-    alone = Parsed(html_page({"a": reports["old"], "b": reports["old"]}))
-    assert "none of 2 norms is of another kind" in " ".join(data for _, data in alone.texts)
-    assert not alone.all("tbody", **{"class": "changed"})
+    unchanged = Page(html_page({"a": reports["old"], "b": reports["old"]}))
+    assert "none of 2 norms is of another kind" in " ".join(data for _, data in unchanged.texts)
+    assert not unchanged.all("tbody", **{"class": "changed"})
 
 
-def test_the_browser_check_can_fail(tmp_path):
+def test_the_browser_checks_can_fail(tmp_path):
     path = tmp_path / "bad.html"
     path.write_text(
         "<!doctype html><meta charset=utf-8><div style='width:2000px;font-size:9px'>wide</div><svg role=img>"
@@ -314,15 +313,15 @@ def test_the_browser_check_can_fail(tmp_path):
         "<img src='https://example.invalid/a.png'>"
         "<div class=scroll aria-label=wide style='width:100px;overflow:auto'><p style='width:200px'>wide</div>"
     )
-    seen = look(path, 390)
-    assert seen.cut == ["wide: 200 in 100"]
-    assert seen.scroll_width > 390
-    assert seen.smallest_font == (9, "wide")
-    assert "one on two" in seen.clashes[0]
-    assert any("undefined_name" in error for error in seen.errors)
-    assert seen.requests == ["https://example.invalid/a.png"]
-    assert seen.broken_images == 1
-    assert seen.unnamed_plots == 2
+    view = look(path, 390)
+    assert view.cut == ["wide: 200 in 100"]
+    assert view.scroll_width > 390
+    assert view.smallest_font == (9, "wide")
+    assert "one on two" in view.clashes[0]
+    assert any("undefined_name" in error for error in view.errors)
+    assert view.requests == ["https://example.invalid/a.png"]
+    assert view.broken_images == 1
+    assert view.unnamed_plots == 2
 
 
 def test_command(tmp_path, capsys):
@@ -335,7 +334,7 @@ def test_command(tmp_path, capsys):
     arguments = ["--layer", "iternorm", "--shape", "8", "3", "8", "8", "--html", str(page), "--csv", str(table)]
     assert main(["inspect", f"{file}:net", *arguments]) == 0
     assert "Page:" in capsys.readouterr().out
-    headings = Parsed(page.read_text(encoding="utf-8")).text("h3")
+    headings = Page(page.read_text(encoding="utf-8")).text("h3")
     assert headings[-2:] == [f"{file}:net: BatchNorm2d", "with iternorm at all: IterNorm"]
     lines = table.read_text().splitlines()
     assert [line.split(",")[:4] for line in lines[1:]] == [

@@ -1,4 +1,4 @@
-"""A page in headless Chromium, without a network: what a reader would see of it."""
+"""Pages in headless Chromium, without a network."""
 
 import shutil
 from collections.abc import Callable
@@ -18,18 +18,18 @@ _FLAGS = (
     "--disable-sync",
 )
 
-# Sizes are as they appear: a scaled SVG scales its text.
+# Font sizes are those on the screen, because a scaled SVG scales its text.
 _FACTS = """() => {
-  const seen = e => e.getClientRects().length > 0;
+  const isVisible = e => e.getClientRects().length > 0;
   const rect = e => e.getBoundingClientRect();
-  const fonts = [...document.querySelectorAll('body *')].filter(e => seen(e) &&
+  const fonts = [...document.querySelectorAll('body *')].filter(e => isVisible(e) &&
       [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())).map(e => {
     const scale = e.ownerSVGElement && e.getScreenCTM ? Math.abs(e.getScreenCTM().d) : 1;
     return [parseFloat(getComputedStyle(e).fontSize) * scale, e.textContent.trim().slice(0, 40)];
   }).sort((a, b) => a[0] - b[0]);
   const clashes = [];
   for (const svg of document.querySelectorAll('svg[role=img]')) {
-    const texts = [...svg.querySelectorAll('text')].filter(seen);
+    const texts = [...svg.querySelectorAll('text')].filter(isVisible);
     texts.forEach((a, i) => {
       const p = rect(a);
       if (p.left < 0 || p.right > innerWidth) clashes.push(`${a.textContent} is outside of the window`);
@@ -46,7 +46,7 @@ _FACTS = """() => {
     clashes,
     cut: [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)
       .map(e => `${e.getAttribute('aria-label')}: ${e.scrollWidth} in ${e.clientWidth}`),
-    plots: [...document.querySelectorAll('svg[role=img], canvas, img')].filter(seen)
+    plots: [...document.querySelectorAll('svg[role=img], canvas, img')].filter(isVisible)
       .map(e => [rect(e).width, rect(e).height]),
     broken: [...document.querySelectorAll('img')].filter(e => !e.complete || !e.naturalWidth).length,
     unnamed: [...document.querySelectorAll('svg[role=img], canvas, img')]
@@ -56,8 +56,8 @@ _FACTS = """() => {
 
 
 @dataclass
-class Seen:
-    """What a page shows at one width, with all that is folded opened."""
+class PageView:
+    """Layout of a page at one width, with all folded parts open."""
 
     width: int
     scroll_width: int
@@ -72,7 +72,7 @@ class Seen:
     answer: Any = None
 
     def check(self) -> None:
-        """What holds for every page."""
+        """Assert what must hold for every page."""
         assert self.errors == []
         assert self.requests == []
         assert self.scroll_width <= self.width
@@ -91,10 +91,10 @@ def look(
     screenshot: Path | None = None,
     unfold: bool = True,
     act: Callable[[Any], Any] | None = None,
-) -> Seen:
-    """Open a file at a width; skips where there is no Chromium or playwright.
+) -> PageView:
+    """Open a file in a window of this width; skip the test without Chromium or playwright.
 
-    What ``act`` does with the page of playwright comes last, and what it returns is the answer.
+    At the end ``act`` is called with playwright's page, and returns the view's ``answer``.
     """
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium")
@@ -102,7 +102,7 @@ def look(
         pytest.skip("chromium is not installed")
     errors: list[str] = []
     requests: list[str] = []
-    # Closed before the next test, as its event loop would stand in the way of others.
+    # Closed before the next test, because its event loop would disturb those of other tests.
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=list(_FLAGS))
         context = browser.new_context(
@@ -121,7 +121,7 @@ def look(
             page.screenshot(path=screenshot, full_page=True)
         answer = None if act is None else act(page)
         browser.close()
-    return Seen(
+    return PageView(
         width=width,
         scroll_width=facts["width"],
         smallest_font=tuple(facts["fonts"]),

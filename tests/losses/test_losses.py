@@ -1,4 +1,4 @@
-"""Whitening losses: against float64 formulas, their gradients, what does not change them, and what they refuse."""
+"""Whitening losses against float64 formulas: values, gradients, invariances, collapse and errors."""
 
 import pytest
 import torch
@@ -6,23 +6,23 @@ import torch
 from tests.helpers import reference
 from tests.helpers.cases import DEVICES, SOLVERS, TOLERANCE, assert_close
 from whitenorm.losses import WMSELoss
-from whitenorm.losses.wmse import permutations
+from whitenorm.losses.wmse import draw_permutations
 
 FLOAT64 = torch.float64
 
 
-def views(number=2, images=24, features=5, dtype=FLOAT64, device="cpu"):
-    """Correlated features, and views that have something in common."""
+def make_views(num_views=2, images=24, features=5, dtype=FLOAT64, device="cpu"):
+    """Return views with correlated features and a shared part."""
     generator = torch.Generator().manual_seed(0)
-    shared, noise = torch.randn(images, features, generator=generator), torch.randn(number, images, features)
+    shared, noise = torch.randn(images, features, generator=generator), torch.randn(num_views, images, features)
     mixing = torch.randn(features, features, generator=generator)
     return ((shared + 0.5 * noise) @ mixing + 3).to(device, dtype)
 
 
-def seeded(loss, x, seed=1):
-    """The loss, and the orders in which it took the images."""
+def compute_seeded(loss, x, seed=1):
+    """Return the loss, and the orders in which it took the images."""
     torch.manual_seed(seed)
-    orders = permutations(loss.iterations, x.shape[1], x.device).cpu()
+    orders = draw_permutations(loss.iterations, x.shape[1], x.device).cpu()
     torch.manual_seed(seed)
     return loss(x), orders
 
@@ -30,69 +30,69 @@ def seeded(loss, x, seed=1):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(("number", "size", "iterations"), [(2, None, 1), (2, 24, 1), (3, 8, 2), (4, 12, 3)])
-def test_is_the_papers_loss(number, size, iterations, normalize, dtype, device):
-    x = views(number, 30 if size is None else 24, dtype=dtype, device=device).requires_grad_()
+@pytest.mark.parametrize(("num_views", "size", "iterations"), [(2, None, 1), (2, 24, 1), (3, 8, 2), (4, 12, 3)])
+def test_agrees_with_the_papers_formula(num_views, size, iterations, normalize, dtype, device):
+    x = make_views(num_views, 30 if size is None else 24, dtype=dtype, device=device).requires_grad_()
     loss = WMSELoss(size, iterations, 0.01, normalize=normalize)
-    actual, orders = seeded(loss, x)
+    actual, orders = compute_seeded(loss, x)
     exact = x.detach().cpu().double().requires_grad_()
     expected = reference.w_mse(exact, orders, size or 10, 0.01, normalize)
     actual.backward()
     expected.backward()
     assert actual.dtype == (FLOAT64 if dtype == FLOAT64 else torch.float32)
-    # What is computed is float32, also of half inputs.
+    # The loss is float32 for half inputs too.
     assert_close(actual, expected, actual.dtype)
     assert_close(x.grad, exact.grad, dtype)
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=str)
 def test_gradients(solver):
-    x = views(3, 12, 4).requires_grad_()
+    x = make_views(3, 12, 4).requires_grad_()
     loss = WMSELoss(6, 2, 0.1, solver=solver)
-    assert torch.autograd.gradcheck(lambda x: seeded(loss, x)[0], x)
+    assert torch.autograd.gradcheck(lambda x: compute_seeded(loss, x)[0], x)
 
 
-def test_views_come_one_by_one_in_a_list_or_in_one_tensor():
-    x = views(3)
+def test_views_as_arguments_in_a_list_or_in_one_tensor():
+    x = make_views(3)
     loss = WMSELoss(12, 2)
-    expected = seeded(loss, x)[0]
-    for given in (x.unbind(), [x], [list(x)], [tuple(x)]):
+    expected = compute_seeded(loss, x)[0]
+    for arguments in (x.unbind(), [x], [list(x)], [tuple(x)]):
         torch.manual_seed(1)
-        assert torch.equal(loss(*given), expected)
+        assert torch.equal(loss(*arguments), expected)
 
 
 def test_the_order_of_views_does_not_matter():
-    x = views(3)
+    x = make_views(3)
     loss = WMSELoss(12)
-    assert_close(seeded(loss, x)[0], seeded(loss, x.flip(0))[0], FLOAT64)
+    assert_close(compute_seeded(loss, x)[0], compute_seeded(loss, x.flip(0))[0], FLOAT64)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_a_map_of_one_views_features_does_not_change_it(normalize):
+def test_invariance_to_a_triangular_map_of_one_views_features(normalize):
     """Whitening undoes shifts, and with Cholesky's factor every triangular map with a positive diagonal."""
-    x = views(2)
+    x = make_views(2)
     loss = WMSELoss(12, 2, normalize=normalize)
     mapped = x.clone()
     triangle = torch.randn(5, 5, dtype=FLOAT64).tril(-1) + torch.rand(5, dtype=FLOAT64).add(0.5).diag()
     mapped[1] = x[1] @ triangle.T + 100 * torch.randn(5, dtype=FLOAT64)
-    assert_close(seeded(loss, mapped)[0], seeded(loss, x)[0], FLOAT64)
+    assert_close(compute_seeded(loss, mapped)[0], compute_seeded(loss, x)[0], FLOAT64)
 
 
-def test_every_order_is_the_same_where_all_images_are_whitened_together():
-    x = views(2)
+def test_order_of_images_does_not_matter_if_all_are_whitened_together():
+    x = make_views(2)
     loss = WMSELoss(24, 2)
     shuffled = x[:, torch.randperm(24)]
-    assert_close(seeded(loss, x, 1)[0], seeded(loss, shuffled, 2)[0], FLOAT64)
+    assert_close(compute_seeded(loss, x, 1)[0], compute_seeded(loss, shuffled, 2)[0], FLOAT64)
 
 
-def test_sub_batches_are_drawn_anew():
-    x = views(2)
+def test_sub_batches_are_random():
+    x = make_views(2)
     loss = WMSELoss(12)
-    assert not torch.allclose(seeded(loss, x, 1)[0], seeded(loss, x, 2)[0])
+    assert not torch.allclose(compute_seeded(loss, x, 1)[0], compute_seeded(loss, x, 2)[0])
 
 
-def test_its_size():
-    """Zero for views that agree, 2 for unrelated ones; collapsed embeddings gain nothing."""
+def test_loss_of_equal_unrelated_and_collapsed_views():
+    """Zero for views that agree, 2 for unrelated ones, also if they have collapsed."""
     generator = torch.Generator().manual_seed(0)
     one, other = torch.randn(2, 4096, 8, generator=generator)
     loss = WMSELoss(1024)
@@ -120,7 +120,7 @@ def two_points(generator):
 
 
 def line(generator):
-    """Along one feature, in two views that agree but for a tenth."""
+    """Return embeddings along one feature, in two views that agree up to noise of a tenth."""
     x = torch.zeros(2, 128, 8, dtype=FLOAT64)
     shared, noise = torch.randn(128, generator=generator), torch.randn(2, 128, generator=generator)
     x[..., 3] = shared + 0.1 * noise
@@ -130,7 +130,7 @@ def line(generator):
 COLLAPSED = [point, two_points, line]
 
 
-def with_gradient(loss, x, seed=0):
+def compute_with_gradient(loss, x, seed=0):
     x = x.detach().requires_grad_()
     torch.manual_seed(seed)
     value = loss(x)
@@ -140,13 +140,13 @@ def with_gradient(loss, x, seed=0):
 
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("collapsed", COLLAPSED)
-def test_collapse_up_to_noise_is_seen(collapsed, offset):
-    """In float32 as in float64, with noise of 20 roundoffs of the offset."""
+def test_collapse_up_to_noise_has_a_large_loss(collapsed, offset):
+    """In float32 and float64, with noise of 20 rounding errors of the offset."""
     generator = torch.Generator().manual_seed(0)
     noise = 2e-6 * max(1, offset) * torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
     x = collapsed(generator) + noise + offset
-    exact, _ = with_gradient(WMSELoss(), x)
-    actual, grad = with_gradient(WMSELoss(), x.float())
+    exact, _ = compute_with_gradient(WMSELoss(), x)
+    actual, grad = compute_with_gradient(WMSELoss(), x.float())
     assert exact > 1.5
     assert actual == pytest.approx(exact, abs=0.05)
     assert grad.isfinite().all()
@@ -156,9 +156,9 @@ def test_collapse_up_to_noise_is_seen(collapsed, offset):
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("collapsed", COLLAPSED)
 def test_exact_collapse(collapsed, dtype):
-    """The loss is 0, or compares sides of the mean alone."""
+    """The loss is 0, or compares only the sides of the mean."""
     x = collapsed(torch.Generator().manual_seed(0)).to(dtype)
-    loss, grad = with_gradient(WMSELoss(whitening_size=128), x)
+    loss, grad = compute_with_gradient(WMSELoss(whitening_size=128), x)
     sides = (x[..., 3] > x[..., 3].mean(1, keepdim=True)).double()
     expected = 4 * (sides[0] - sides[1]).abs().mean().item() if collapsed is line else 0
     assert loss == pytest.approx(expected, abs=1e-3)
@@ -170,39 +170,39 @@ def test_exact_collapse(collapsed, dtype):
 @pytest.mark.parametrize("value", [0.0, 0.1, 1000.0])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-def test_one_view_that_collapsed_leaves_gradients_finite(dtype, normalize, value):
+def test_gradients_are_finite_if_one_view_has_collapsed(dtype, normalize, value):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
     x[0] = value
-    loss, grad = with_gradient(WMSELoss(normalize=normalize), x.to(dtype))
+    loss, grad = compute_with_gradient(WMSELoss(normalize=normalize), x.to(dtype))
     assert 0.5 < loss < 2.5
     assert grad.isfinite().all()
 
 
-def test_noise_of_one_rounding_leaves_gradients_finite():
-    """A direction in which one view varies by a unit in the last place, and the other not at all."""
+def test_gradients_are_finite_with_noise_of_one_rounding_error():
+    """In one direction, one view varies by a unit in the last place and the other view is constant."""
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         x = two_points(generator) + 1e-6 * torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
-        assert with_gradient(WMSELoss(), x.half())[1].isfinite().all()
+        assert compute_with_gradient(WMSELoss(), x.half())[1].isfinite().all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_autocast(dtype, device):
-    x = views(2, dtype=dtype, device=device)
+    x = make_views(2, dtype=dtype, device=device)
     loss = WMSELoss(12, eps=1e-3)
     with torch.autocast(device, dtype=torch.bfloat16):
-        actual, _ = seeded(loss, x)
+        actual, _ = compute_seeded(loss, x)
     assert actual.dtype == torch.float32
-    assert torch.equal(actual, seeded(loss, x)[0])
+    assert torch.equal(actual, compute_seeded(loss, x)[0])
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiles_whole():
+def test_compiles_without_graph_breaks():
     torch._dynamo.reset()
-    x = views(2, 24, dtype=torch.float32).requires_grad_()
-    # All images together, so that their order, which compiled code may draw otherwise, does not matter.
+    x = make_views(2, 24, dtype=torch.float32).requires_grad_()
+    # Whiten all images together, because compiled code may draw them in another order.
     loss = WMSELoss(24, 2)
     actual = torch.compile(loss, fullgraph=True, backend="aot_eager")(*x)
     expected = loss(*x)
@@ -211,18 +211,18 @@ def test_compiles_whole():
     torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
 
 
-def test_says_what_it_is():
+def test_repr():
     assert repr(WMSELoss(128, 4)) == (
         "WMSELoss(whitening_size=128, iterations=4, eps=0.0, normalize=True, solver=Cholesky())"
     )
 
 
 @pytest.mark.parametrize(
-    ("shapes", "words"),
+    ("shapes", "message"),
     [
         ([], "two or more views"),
         ([(16, 4)], "two or more views"),
-        ([(16, 4, 1), (16, 4, 1)], "flattened"),
+        ([(16, 4, 1), (16, 4, 1)], "flatten features"),
         ([(1, 16, 4)], r"got 1 of shape \(16, 4\)"),
         ([(16, 4), (8, 4)], "one shape"),
         ([(16, 4), (16, 3)], "one shape"),
@@ -231,13 +231,13 @@ def test_says_what_it_is():
         ([(0, 4), (0, 4)], "a batch of more than 4 images"),
     ],
 )
-def test_refuses_views(shapes, words):
-    with pytest.raises(ValueError, match=words):
+def test_refuses_views_of_wrong_shapes(shapes, message):
+    with pytest.raises(ValueError, match=message):
         WMSELoss()(*[torch.randn(shape) for shape in shapes])
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "message"),
     [
         ([[torch.ones(16, 4)]], r"got shapes \[\(16, 4\)\]"),
         ([[]], "in a list"),
@@ -245,12 +245,12 @@ def test_refuses_views(shapes, words):
         ([None, torch.ones(16, 4)], r"got \['NoneType', \(16, 4\)\]"),
     ],
 )
-def test_refuses_what_are_no_views(given, words):
-    with pytest.raises(ValueError, match=words):
-        WMSELoss()(*given)
+def test_refuses_arguments_that_are_not_views(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WMSELoss()(*arguments)
 
 
-def test_refuses_what_cannot_be_whitened():
+def test_refuses_views_that_cannot_be_whitened():
     with pytest.raises(ValueError, match="larger than the 8 features"):
         WMSELoss(8)(torch.randn(2, 16, 8))
     with pytest.raises(ValueError, match="floating-point"):
@@ -258,7 +258,7 @@ def test_refuses_what_cannot_be_whitened():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"whitening_size": 0}, "whitening_size"),
         ({"iterations": 0}, "iterations"),
@@ -267,6 +267,6 @@ def test_refuses_what_cannot_be_whitened():
         ({"solver": "qr"}, "solver"),
     ],
 )
-def test_refuses_options(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_refuses_options(options, message):
+    with pytest.raises(ValueError, match=message):
         WMSELoss(**options)

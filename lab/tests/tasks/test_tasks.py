@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 
 import whitenorm
-from whitenorm.cli.models import batch_of_run
+from whitenorm.cli.models import load_run_batch
 from whitenorm_lab import checksum, tasks
 from whitenorm_lab.cli import main
 from whitenorm_lab.training import Train, command, fit, load
@@ -101,7 +101,7 @@ def test_loaded_tested_and_looked_at(whole, capsys):
     for options, words in [({"test_images": 3}, "no --test-images"), ({"dataset": "x"}, "expected wave")]:
         with pytest.raises(ValueError, match=words):
             evaluate(Evaluate(folder, **options))
-    inputs, said = batch_of_run(str(folder))
+    inputs, said = load_run_batch(str(folder))
     assert set(inputs) == {"numbers", "scale"}
     assert said == "Measured on training rows, 4 × 4 and 1."
     assert main(["inspect", str(folder)]) == 0
@@ -111,7 +111,7 @@ def test_handed_data(tmp_path):
     fit(regress(folder=tmp_path, epochs=1), dataset=torch.randn(60, 4))
     with pytest.raises(ValueError, match="expected --dataset"):
         evaluate(Evaluate(tmp_path))
-    inputs, said = batch_of_run(str(tmp_path))
+    inputs, said = load_run_batch(str(tmp_path))
     assert inputs["numbers"].shape == (16, 4)
     assert "handed to fit" in said
 

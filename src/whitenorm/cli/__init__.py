@@ -1,4 +1,4 @@
-"""The ``whitenorm`` command: inspect, gpu, bench."""
+"""The ``whitenorm`` command and its subcommands."""
 
 from whitenorm.cli.main import Command, main, run_command
 

@@ -53,7 +53,7 @@ def run_command(prog: str, description: str, commands: Mapping[str, Command], ar
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
-        # Discard what is still buffered: the reader, such as head, has what it wanted.
+        # Discard the rest of the output, because its reader, such as head, has closed the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

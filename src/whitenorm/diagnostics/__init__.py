@@ -1,4 +1,4 @@
-"""The papers' measures, as plain functions on tensors, and what a live model's norms do by them."""
+"""The papers' measures as functions on tensors, and reports on the norms of a live model."""
 
 from whitenorm.diagnostics.conditioning import (
     condition_number,
@@ -7,14 +7,17 @@ from whitenorm.diagnostics.conditioning import (
     spectrum,
     whiteness_error,
 )
-from whitenorm.diagnostics.constraints import constraint_number, feasible_range, measured_constraint_number
+from whitenorm.diagnostics.constraints import (
+    constraint_number,
+    diversity,
+    feasible_range,
+    measured_constraint_number,
+)
 from whitenorm.diagnostics.cost import flops, saved_bytes
 from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbance
-from whitenorm.diagnostics.diversity import diversity
-from whitenorm.diagnostics.fisher import fisher_condition_number
 from whitenorm.diagnostics.inspection import inspect
-from whitenorm.diagnostics.jacobian import jacobian_spectrum
 from whitenorm.diagnostics.monitoring import Monitor, monitor
+from whitenorm.diagnostics.optimization import fisher_condition_number, jacobian_spectrum
 from whitenorm.diagnostics.page import html_page
 from whitenorm.diagnostics.reports import Inspection, LayerReport
 

@@ -1,4 +1,4 @@
-"""What a layer costs: arithmetic, and memory kept for backward."""
+"""Cost of a layer: arithmetic, and memory saved for backward."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from whitenorm.layers.base import unchanged_buffers
 
 
 def flops(module: nn.Module, *inputs: Any) -> int:
-    """Multiplications and additions of one forward pass, each counted, in the mode the module is in.
+    """Return the number of multiplications and additions of one forward pass, in the module's current mode.
 
-    What is counted are matrix products and convolutions, as ``torch.utils.flop_counter`` does. The module's buffers,
-    such as running statistics, are as before afterwards.
+    Matrix products and convolutions are counted, by ``torch.utils.flop_counter``. The module's buffers, such as running
+    statistics, are restored.
 
     Example::
 
         >>> flops(nn.Linear(4, 5), torch.randn(3, 4))
         120
     """
-    # It imports Triton, which takes longer than all of this library.
+    # This imports Triton, which takes longer than all of this library.
     from torch.utils.flop_counter import FlopCounterMode
 
     with unchanged_buffers(module), FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -31,7 +31,7 @@ def flops(module: nn.Module, *inputs: Any) -> int:
 
 
 def saved_bytes(module: nn.Module, *inputs: Any) -> int:
-    """Bytes of all that one forward pass keeps for backward, its parameters not counted, its input counted.
+    """Return the bytes that one forward pass saves for backward, with its inputs and without its parameters.
 
     Example::
 
@@ -39,19 +39,18 @@ def saved_bytes(module: nn.Module, *inputs: Any) -> int:
         >>> saved_bytes(nn.BatchNorm2d(16), x) >= x.nbytes
         True
     """
-    known = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    leaves = [value.detach().requires_grad_() if _differentiable(value) else value for value in inputs]
+    leaves = [
+        value.detach().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in inputs
+    ]
     with unchanged_buffers(module), torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
         output = module(*leaves)
     del output
-    return sum(size for pointer, size in storages.items() if pointer not in known)
-
-
-def _differentiable(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return sum(size for pointer, size in storages.items() if pointer not in parameters)

@@ -1,4 +1,4 @@
-"""Where a monitor's rows go: a CSV file, TensorBoard, or a function."""
+"""Destinations of a monitor's rows: a CSV file, TensorBoard, or a function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from whitenorm.diagnostics.reports import COLUMNS, Inspection
 
 Write = Callable[[int, Inspection], None]
-_SETTINGS = ("name", "kind", "width", "groups")
+_CONSTANT_COLUMNS = ("name", "kind", "width", "groups")
 _HEADER = ["step", *COLUMNS]
 _EXPECTED = (
     "expected a .csv file, a folder for TensorBoard, a writer with add_scalar, or a function of the step and its rows"
@@ -21,17 +21,17 @@ _EXPECTED = (
 
 
 @contextmanager
-def destination(to: Any) -> Iterator[Write]:
-    """A function that writes the rows of a step, and closes what it opened at the end."""
+def open_destination(to: Any) -> Iterator[Write]:
+    """Yield a function that writes the rows of a step, and close what was opened for it at the end."""
     if isinstance(to, (str, os.PathLike)):
         path = Path(to)
-        # A folder of a run may have a dot in its name, as in run.1; the end of a file's name is a word.
+        # A folder of a run may have a dot in its name, as in run.1; the extension of a file has letters only.
         if path.suffix.lower() != ".csv" and path.suffix[1:].isalpha() and not path.exists():
             raise ValueError(
-                f"{_EXPECTED} (got {str(to)!r}, a file of another kind by its name); end it in .csv, or make the "
+                f"{_EXPECTED} (got {str(to)!r}, which is named as another kind of file); end it in .csv, or make the "
                 "folder first"
             )
-        with _csv(path) if path.suffix.lower() == ".csv" else _tensorboard(path) as write:
+        with _open_csv(path) if path.suffix.lower() == ".csv" else _open_tensorboard(path) as write:
             yield write
     elif hasattr(to, "add_scalar"):
         yield lambda step, rows: _add_scalars(to, step, rows)
@@ -42,12 +42,12 @@ def destination(to: Any) -> Iterator[Write]:
 
 
 def scalars(rows: Inspection) -> dict[str, float]:
-    """What was measured, as ``norm/<layer>/<measure>``."""
+    """Return all measures by the tag ``norm/<layer>/<measure>``."""
     return {
         f"norm/{row.name or row.kind}/{key}": getattr(row, key)
         for row in rows
         for key in COLUMNS
-        if key not in _SETTINGS and getattr(row, key) is not None
+        if key not in _CONSTANT_COLUMNS and getattr(row, key) is not None
     }
 
 
@@ -57,22 +57,22 @@ def _add_scalars(writer: Any, step: int, rows: Inspection) -> None:
 
 
 @contextmanager
-def _csv(path: Path) -> Iterator[Write]:
-    """Rows appended as soon as they are known, so that a run that is killed keeps them."""
+def _open_csv(path: Path) -> Iterator[Write]:
+    """Yield a function that appends rows and flushes them, so that a killed run loses none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
-        old = file.read()
-        found = next(csv.reader(io.StringIO(old)), [])
-        if found and found != _HEADER:
+        text = file.read()
+        header = next(csv.reader(io.StringIO(text)), [])
+        if header and header != _HEADER:
             raise OSError(
-                f"expected {path} to be new or to have the columns {','.join(_HEADER)} (got {','.join(found)}); name "
+                f"expected {path} to be new or to have the columns {','.join(_HEADER)} (got {','.join(header)}); name "
                 "another file"
             )
-        if not found:
+        if not header:
             csv.writer(file).writerow(_HEADER)
-        elif not old.endswith("\n"):
-            # Of a run that was killed while it wrote.
+        elif not text.endswith("\n"):
+            # A run was killed while it wrote this row.
             file.write("\r\n")
 
         def write(step: int, rows: Inspection) -> None:
@@ -83,7 +83,7 @@ def _csv(path: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _tensorboard(folder: Path) -> Iterator[Write]:
+def _open_tensorboard(folder: Path) -> Iterator[Write]:
     if folder.is_file():
         raise OSError(f"expected a folder, or a file that ends in .csv (got the file {folder})")
     try:

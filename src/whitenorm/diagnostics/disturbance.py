@@ -1,4 +1,4 @@
-"""How noisy a normalization is at a batch size."""
+"""Noise of batch statistics: the stochastic normalization disturbance (IterNorm)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whitenorm.diagnostics.conditioning import features_of
+from whitenorm.diagnostics.conditioning import flatten_features
 from whitenorm.layers import BatchWhitening
 from whitenorm.ops.check import check_positive
 from whitenorm.ops.statistics import channel_moments
 from whitenorm.solvers import Solver
 
-# Batches whose statistics are solved for at once, and the values in them.
-_TOGETHER, _VALUES = 16, 2**22
-# Of how many times the batch all the data are rather weighted than batches gathered.
-_DENSE = 8
+# Limits on the batches, and on the values in them, that are normalized at once.
+_MAX_BATCHES, _MAX_VALUES = 16, 2**22
+# Up to this ratio of data to batch size, weighting all data is faster than gathering batches.
+_DENSE_RATIO = 8
 Operation = BatchWhitening | nn.modules.batchnorm._BatchNorm
 
 
 class Disturbance(NamedTuple):
-    """Of each sample ``(S,)``, and of the operation, their mean."""
+    """Disturbance of each sample ``(S,)``, and their mean, which is the disturbance of the operation."""
 
     samples: Tensor
     operation: float
@@ -36,19 +36,19 @@ def stochastic_disturbance(
     *,
     generator: torch.Generator | None = None,
 ) -> Disturbance:
-    r"""The stochastic normalization disturbance, SND (IterNorm, equations 9 and 10).
+    r"""Return the stochastic normalization disturbance, SND (IterNorm, equations 9 and 10).
 
-    How far the normalised value of a sample x is from its mean over batches :math:`X^B_i` drawn from the data:
+    It is the mean distance of a sample's normalized value from its mean over batches :math:`X^B_i` drawn from the data:
 
     .. math:: \hat\Delta_F(x) = \frac1s \sum_{i=1}^s \Big\lVert F(X^B_i; x) - \frac1s \sum_{j=1}^s F(X^B_j; x)
               \Big\rVert, \qquad \hat\Delta_F = \frac1N \sum_x \hat\Delta_F(x)
 
     Args:
-        norm: what normalises: a :class:`BatchWhitening` layer of any kind, or a BatchNorm; its γ and β play no part.
+        norm: a :class:`BatchWhitening` layer of any kind, or a BatchNorm; its γ and β are not applied.
         data: ``(N, d)``.
         batch_size: B, at most N.
-        samples: how many x to average over, drawn from the data.
-        repeats: s, how many batches are drawn.
+        samples: number of samples x to average over, drawn from the data.
+        repeats: s, the number of batches drawn.
         generator: for the draws.
 
     Example::
@@ -69,38 +69,34 @@ def stochastic_disturbance(
         raise ValueError(f"expected data (N, d) (got shape {tuple(data.shape)}); flatten positions into samples first")
     if not 2 <= batch_size <= len(data):
         raise ValueError(f"expected batch_size from 2 to the {len(data)} data (got {batch_size})")
-    features_of(data)
+    flatten_features(data)
     if norm.num_features != data.shape[1]:
         raise ValueError(f"expected data of {norm.num_features} features for {norm} (got {data.shape[1]})")
-    chosen = data[torch.randperm(len(data), generator=generator)[:samples].to(data.device)]
-    total = torch.zeros(len(chosen), dtype=data.dtype, device=data.device)
+    x = data[torch.randperm(len(data), generator=generator)[:samples].to(data.device)]
+    total = torch.zeros(len(x), dtype=data.dtype, device=data.device)
+    chunk = max(1, min(_MAX_BATCHES, _MAX_VALUES // (batch_size * data.shape[1])))
     with torch.no_grad():
         outputs = [
-            _normalized(norm, data, chosen, batch_size, n, generator)
-            for n in _portions(repeats, batch_size * data.shape[1])
+            _normalize(norm, data, x, batch_size, min(chunk, repeats - start), generator)
+            for start in range(0, repeats, chunk)
         ]
-        mean = sum(part.sum(0) for part in outputs) / repeats
-        for part in outputs:
-            total += torch.linalg.vector_norm(part - mean, dim=-1).sum(0)
+        mean = sum(output.sum(0) for output in outputs) / repeats
+        for output in outputs:
+            total += torch.linalg.vector_norm(output - mean, dim=-1).sum(0)
     return Disturbance(total / repeats, (total / repeats).mean().item())
 
 
-def _portions(repeats: int, values: int) -> list[int]:
-    together = max(1, min(_TOGETHER, _VALUES // values))
-    return [min(together, repeats - start) for start in range(0, repeats, together)]
-
-
-def _normalized(
-    norm: Operation, data: Tensor, x: Tensor, batch_size: int, repeats: int, generator: torch.Generator | None
+def _normalize(
+    norm: Operation, data: Tensor, x: Tensor, batch_size: int, num_batches: int, generator: torch.Generator | None
 ) -> Tensor:
-    """x ``(S, d)`` normalised with the statistics of as many batches, ``(repeats, S, d)``."""
+    """Return x ``(S, d)`` normalized by the statistics of each of several random batches, ``(num_batches, S, d)``."""
     size = norm.group_size if isinstance(norm, BatchWhitening) else 1
     solver: Solver | None = norm.solver if isinstance(norm, BatchWhitening) else None
-    drawn = torch.randint(len(data), (repeats, batch_size), generator=generator)
-    if size == 1 and len(data) <= _DENSE * batch_size:
-        mean, cov = _weighted_moments(data, drawn)
+    indices = torch.randint(len(data), (num_batches, batch_size), generator=generator)
+    if size == 1 and len(data) <= _DENSE_RATIO * batch_size:
+        mean, cov = _batch_moments(data, indices)
     else:
-        batches = data[drawn.to(data.device)].mT  # repeats, d, B: each batch is a sample of its own
+        batches = data[indices.to(data.device)].mT  # num_batches, d, B: each batch counts as one sample
         mean, cov, _ = channel_moments(batches, size, pooled=False)
     identity = torch.eye(size, dtype=cov.dtype, device=cov.device)
     cov = cov + norm.eps * identity
@@ -109,12 +105,12 @@ def _normalized(
     return torch.einsum("rgij,rsgj->rsgi", matrix, groups).flatten(2)
 
 
-def _weighted_moments(data: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """Means ``(repeats, d, 1)`` and variances ``(repeats, d, 1, 1)`` of batches, by how often each has each sample."""
-    counts = torch.zeros(len(drawn), len(data), dtype=data.dtype).scatter_add_(
-        1, drawn, torch.ones_like(drawn, dtype=data.dtype)
+def _batch_moments(data: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means ``(R, d, 1)`` and variances ``(R, d, 1, 1)`` of batches of data, by how often each has each row."""
+    counts = torch.zeros(len(indices), len(data), dtype=data.dtype).scatter_add_(
+        1, indices, torch.ones_like(indices, dtype=data.dtype)
     )
-    weights = (counts / drawn.shape[1]).to(data.device)
+    weights = (counts / indices.shape[1]).to(data.device)
     shift = data.mean(0)
     centred = data - shift
     mean = weights @ centred

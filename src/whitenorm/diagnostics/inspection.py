@@ -1,4 +1,4 @@
-"""What the norms of a live model do to its features: one forward and backward, watched."""
+"""Inspection of a live model: one recorded forward and backward pass."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from whitenorm.diagnostics.measuring import UNMEASURED, measured
+from whitenorm.diagnostics.measuring import UNMEASURED, measure_layer
+from whitenorm.diagnostics.recording import Recorder, find_norms
 from whitenorm.diagnostics.reports import Inspection
-from whitenorm.diagnostics.watching import Watch, norms_of, without_compiler
-from whitenorm.diagnostics.wrappers import plain_name
+from whitenorm.diagnostics.wrappers import unwrap_name, without_compiler
 from whitenorm.layers.base import unchanged_buffers
 
 
 def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None = None) -> Inspection:
-    """Run a model forward and backward on a batch, in the mode it is in, and report on each of its norms.
+    """Run a model forward and backward on a batch, in its current mode, and report on each of its norms.
 
-    The model is as it was afterwards: no hook stays, running statistics, gradients, modes and the state of the random
-    numbers are put back, also when something in the model fails. A model in which nothing is trained is not run
-    backward. A norm whose features have no covariance at this batch has a row without measures, and advice that says
-    why; it is an error when all are so.
+    The model is unchanged afterwards, also after an error: hooks are removed, and running statistics, gradients, modes
+    and the random state are restored. A model without trainable parameters is not run backward. A norm whose features
+    have no covariance on this batch gets a row without measures, with advice that says why; if this is so for all
+    norms, it is an error.
 
     Args:
         model: any module.
-        batch: its input: a tensor, a tuple of arguments, or a mapping of keyword arguments.
-        loss: from the model's output to a scalar; the mean square of all its tensors by default.
+        batch: the model's input: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        loss: maps the model's output to a scalar; the mean square of all its tensors by default.
 
     Example::
 
@@ -40,32 +40,36 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
         ('1', 'IterNorm', True)
     """
     _check_inspectable(model)
-    watch = Watch({layer: plain_name(name) for layer, name in norms_of(model).items()})
+    recorder = Recorder({layer: unwrap_name(name) for layer, name in find_norms(model).items()})
     with ExitStack() as stack:
-        stack.enter_context(_unchanged_random(model))
+        stack.enter_context(_preserve_random_state(model))
         stack.enter_context(unchanged_buffers(model))
-        stack.enter_context(_unchanged_gradients(model, batch))
+        stack.enter_context(_preserve_gradients(model, batch))
         stack.enter_context(without_compiler())
-        with torch.no_grad(), watch.clock():
-            _call(model, batch)
-        stack.callback(watch.release)
-        with torch.enable_grad(), watch.features(), watch.memory(model):
-            output = _call(model, batch)
+        with torch.no_grad(), recorder.record_times():
+            _run(model, batch)
+        stack.callback(recorder.remove_tensor_hooks)
+        with torch.enable_grad(), recorder.record_features(), recorder.record_saved_bytes(model):
+            output = _run(model, batch)
             total = _mean_square(output) if loss is None else loss(output)
             if total is not None and total.requires_grad:
                 total.backward()
-    if not watch.order:
-        raise ValueError(f"expected a batch that runs one of the model's norms (got none of {len(watch.layers)} run)")
-    found = [measured(watch, layer) for layer in watch.order]
-    if all(UNMEASURED in advice for _, advice in found):
-        report, advice = found[0]
+    if not recorder.order:
+        raise ValueError(
+            f"expected a batch that runs one of the model's norms (got none of {len(recorder.layers)} run)"
+        )
+    results = [measure_layer(recorder, layer) for layer in recorder.order]
+    if all(UNMEASURED in advice for _, advice in results):
+        report, advice = results[0]
         raise ValueError(f"{report.name or 'the model'} ({report.kind}): {advice[UNMEASURED]}")
-    return Inspection(report for report, _ in found)
+    return Inspection(report for report, _ in results)
 
 
 def _check_inspectable(model: nn.Module) -> None:
     if torch.is_inference_mode_enabled():
-        raise ValueError("expected a call outside of torch.inference_mode (got one inside), where nothing is watched")
+        raise ValueError(
+            "expected a call outside of torch.inference_mode (got one inside), which does not record gradients"
+        )
     for name, module in model.named_modules():
         if any(is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
             raise ValueError(
@@ -75,12 +79,12 @@ def _check_inspectable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter._post_accumulate_grad_hooks:
             raise ValueError(
-                f"expected parameters that a backward leaves alone (got a post-accumulate hook on {name}, which may "
+                f"expected parameters that backward does not change (got a post-accumulate hook on {name}, which may "
                 "step an optimizer); remove it, or use monitor while training"
             )
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def _run(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
@@ -91,20 +95,20 @@ def _mean_square(output: Any) -> Tensor | None:
     return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum() if tensors else None
 
 
-def _unchanged_random(model: nn.Module) -> AbstractContextManager[None]:
-    """The random numbers after it are those that would have come."""
+def _preserve_random_state(model: nn.Module) -> AbstractContextManager[None]:
     devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
     return torch.random.fork_rng([device for device in devices if device.type == "cuda"])
 
 
 @contextmanager
-def _unchanged_gradients(model: nn.Module, batch: Any) -> Iterator[None]:
+def _preserve_gradients(model: nn.Module, batch: Any) -> Iterator[None]:
+    """Set the gradients of parameters and of the batch to None, and restore them at the end."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.is_leaf]
-    kept = [(tensor, tensor.grad) for tensor in (*model.parameters(), *leaves)]
+    gradients = [(tensor, tensor.grad) for tensor in (*model.parameters(), *leaves)]
     try:
-        for parameter, _ in kept:
-            parameter.grad = None
+        for tensor, _ in gradients:
+            tensor.grad = None
         yield
     finally:
-        for parameter, grad in kept:
-            parameter.grad = grad
+        for tensor, grad in gradients:
+            tensor.grad = grad

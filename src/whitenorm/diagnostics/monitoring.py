@@ -1,4 +1,4 @@
-"""What the norms do while a model trains, at intervals and at next to no cost."""
+"""Monitoring of the norms during training, at intervals and at low cost."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenorm.diagnostics.advice import FEW
-from whitenorm.diagnostics.destinations import Write, destination
-from whitenorm.diagnostics.measuring import measured
+from whitenorm.diagnostics.destinations import Write, open_destination
+from whitenorm.diagnostics.measuring import FEW_VALUES, measure_layer
+from whitenorm.diagnostics.recording import Recorder, find_norms
 from whitenorm.diagnostics.reports import Inspection, LayerReport
-from whitenorm.diagnostics.watching import Watch, norms_of, without_compiler
-from whitenorm.diagnostics.wrappers import called_module, inner_module, plain_name
+from whitenorm.diagnostics.wrappers import find_called_module, unwrap, unwrap_name, without_compiler
 from whitenorm.ops.check import check_positive
 
-# The share of the time that watching may take.
+# Share of the training time that monitoring may take by default.
 BUDGET = 0.01
-# A population whose initial values weigh more than this has not seen enough batches to be judged.
-_UNSETTLED = 0.01
+# Drift is reported once the weight of a population's initial values is below this.
+_MAX_INITIAL_WEIGHT = 0.01
 
 
 class Monitor:
-    """Watches some of the steps of a training.
+    """Record some of the steps of a training run.
 
-    ``step`` is the number of the step that is on, ``last`` the last :class:`Inspection`, and ``cost`` the seconds that
-    watching took so far.
+    ``step`` is the number of the current step, ``last`` the most recent :class:`Inspection`, and ``cost`` the seconds
+    spent on monitoring so far.
     """
 
     def __init__(self, model: nn.Module, write: Write, every: int | None = None) -> None:
@@ -40,108 +39,107 @@ class Monitor:
         self.step = 0
         self.last: Inspection | None = None
         self.cost = 0.0
-        self._layers = {layer: plain_name(name) for layer, name in norms_of(inner_module(model)).items()}
+        self._layers = {layer: unwrap_name(name) for layer, name in find_norms(unwrap(model)).items()}
         self._model, self._write, self._every = model, write, every
-        self._count = 0
-        self._start = self._cost_of_last = 0.0
-        self._watch: Watch | None = None
-        self._complete = False
+        self._num_steps = 0
+        self._start = self._last_cost = 0.0
+        self._recorder: Recorder | None = None
+        self._is_complete = False
         self._forward = ExitStack()
         self._warned: set[tuple[str, str]] = set()
 
     def begin(self, step: int, memory: bool = False) -> bool:
-        """A step's forward begins; whether it is watched, and if so what it keeps for backward too."""
+        """Begin the forward of a step, and return whether the step is recorded; ``memory`` records saved bytes too."""
         self.finish()
         self.step = step
         now = time.perf_counter()
-        due = self._due(now)
-        self._count += 1
-        if due:
-            self._watch, self._complete = Watch(self._layers), False
+        is_due = self._is_due(now)
+        self._num_steps += 1
+        if is_due:
+            self._recorder, self._is_complete = Recorder(self._layers), False
             self._forward.enter_context(without_compiler())
-            self._forward.enter_context(self._watch.features())
+            self._forward.enter_context(self._recorder.record_features())
             if memory:
-                self._forward.enter_context(self._watch.memory(self._model))
-            # Before the clock, which leaves out what is spent on watching from then on.
-            self._watch.cost += time.perf_counter() - now
-            self._forward.enter_context(self._watch.clock())
-        return due
+                self._forward.enter_context(self._recorder.record_saved_bytes(self._model))
+            # Last, because recorded times leave out the recorder's cost from here on.
+            self._recorder.cost += time.perf_counter() - now
+            self._forward.enter_context(self._recorder.record_times())
+        return is_due
 
-    def _due(self, now: float) -> bool:
-        if self._count == 0:
+    def _is_due(self, now: float) -> bool:
+        if self._num_steps == 0:
             self._start = now
             return True
         if self._every is not None:
-            return self._count % self._every == 0
-        return self.cost + self._cost_of_last <= BUDGET * (now - self._start)
+            return self._num_steps % self._every == 0
+        return self.cost + self._last_cost <= BUDGET * (now - self._start)
 
     def complete(self) -> None:
-        """The forward came to its end."""
-        self._complete = self._watch is not None
+        """Mark the forward as completed without an error."""
+        self._is_complete = self._recorder is not None
 
     def leave(self) -> None:
-        """The forward is over, or has failed: nothing stays on the layers."""
+        """Remove the hooks from the layers, after the forward has ended or failed."""
         self._forward.close()
 
     def finish(self) -> None:
-        """The step is over: write its rows, if it was watched and its forward came to its end."""
+        """End the step, and write its rows if it was recorded and its forward completed."""
         self.leave()
-        watch, self._watch = self._watch, None
-        if watch is None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
             return
-        watch.release()
-        if self._complete:
+        recorder.remove_tensor_hooks()
+        if self._is_complete:
             start = time.perf_counter()
             with torch.no_grad():
-                found = [self._report(watch, layer) for layer in watch.order]
-            self.last = Inspection(report for report, _ in found)
+                results = [self._measure(recorder, layer) for layer in recorder.order]
+            self.last = Inspection(report for report, _ in results)
             self._write(self.step, self.last)
-            self._cost_of_last = watch.cost + time.perf_counter() - start
-            self.cost += self._cost_of_last
-            self._warn(found)
+            self._last_cost = recorder.cost + time.perf_counter() - start
+            self.cost += self._last_cost
+            self._warn(results)
 
-    def _report(self, watch: Watch, layer: nn.Module) -> tuple[LayerReport, dict[str, str]]:
-        report, advice = measured(watch, layer)
-        if not _settled(layer):
+    def _measure(self, recorder: Recorder, layer: nn.Module) -> tuple[LayerReport, dict[str, str]]:
+        report, advice = measure_layer(recorder, layer)
+        if not _is_population_settled(layer):
             advice.pop("drift", None)
         report.advice = list(advice.values())
         return report, advice
 
-    def _warn(self, found: list[tuple[LayerReport, dict[str, str]]]) -> None:
-        if not found:
+    def _warn(self, results: list[tuple[LayerReport, dict[str, str]]]) -> None:
+        if not results:
             warnings.warn(f"step {self.step} ran none of the model's norms; there is nothing to report", stacklevel=2)
-        for report, advice in found:
-            for kind, words in advice.items():
-                # Too few values to measure by are nothing that is off in the set-up.
-                if kind != FEW and (report.name, kind) not in self._warned:
+        for report, advice in results:
+            for kind, text in advice.items():
+                if kind != FEW_VALUES and (report.name, kind) not in self._warned:
                     self._warned.add((report.name, kind))
-                    warnings.warn(f"{report.name} ({report.kind}), step {self.step}: {words}", stacklevel=2)
+                    warnings.warn(f"{report.name} ({report.kind}), step {self.step}: {text}", stacklevel=2)
 
 
 @contextmanager
 def monitor(model: nn.Module, to: Any, every: int | None = None, *, first_step: int = 1) -> Iterator[Monitor]:
-    """A context around a training loop that writes what :func:`inspect` reports, for some of the steps.
+    """Write what :func:`inspect` reports for some of the steps of the training loop inside the context.
 
-    The loop stays as it is. A step is a forward of the model in training mode with gradients on; with gradient
-    accumulation there are several to an update. A watched step is looked at while it runs, on at most 4096 rows of
-    each norm's input and output, and written when the next one begins or the context ends. Training is the same with
-    and without, bit for bit: nothing runs twice, and no random number is drawn from the global generators.
+    The loop needs no changes. A step is one forward of the model in training mode with gradients enabled; gradient
+    accumulation makes several steps per update. A recorded step keeps at most 4096 rows of each norm's input and
+    output, and is written when the next step begins or the context ends. Training is the same with and without, bit for
+    bit: nothing runs twice, and the global random generators are not used.
 
-    What is off in a set-up comes as a ``UserWarning``, once a layer and kind. Drift of the population is not, until
-    the running statistics have forgotten where they began.
+    Problems in the set-up are reported as a ``UserWarning``, once per layer and kind. Drift of the population is not
+    reported before the running statistics have forgotten their initial values.
 
     Args:
-        model: any module that the loop calls, also in DDP or FSDP; of several processes only rank zero watches.
-            Compiled by ``torch.compile(model)``, its watched steps run without the compiler. It cannot be called from
-            inside a compiled function.
+        model: any module that the loop calls, also in DDP or FSDP; of several processes only rank zero records.
+            Recorded steps of a model compiled by ``torch.compile(model)`` run without the compiler. The model must not
+            be called inside a compiled function.
         to: a ``.csv`` file, to which rows are appended; a folder for TensorBoard; a writer with
             ``add_scalar(tag, value, step)``; or a function of the step and the :class:`Inspection`.
-        every: watch the first step and every so many after it. By default the first, and then as often as all
-            watching together takes no more than 1 % of the time.
-        first_step: the number of the first step, for a training that goes on.
+        every: record the first step, and then every ``every``-th. By default, as often as monitoring takes at most 1 %
+            of the time.
+        first_step: the number of the first step, when training is resumed.
 
-    ``gradient_ratio`` is None where another forward comes before the backward. On a GPU a watched step waits for the
-    device around each norm, to time it.
+    ``gradient_ratio`` is None where another forward comes before the backward. On a GPU a recorded step synchronizes
+    the device before and after each norm, to time it.
 
     Example::
 
@@ -154,7 +152,7 @@ def monitor(model: nn.Module, to: Any, every: int | None = None, *, first_step: 
         >>> watching.last[0].condition_after < watching.last[0].condition_before
         True
     """
-    root = called_module(model)
+    module = find_called_module(model)
     if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
         raise ValueError(f"expected first_step to be a whole number of at least 0 (got {first_step!r})")
     if every is not None:
@@ -163,36 +161,37 @@ def monitor(model: nn.Module, to: Any, every: int | None = None, *, first_step: 
         yield Monitor(model, lambda step, rows: None, every)
         return
     with ExitStack() as stack:
-        watching = Monitor(model, stack.enter_context(destination(to)), every)
+        watching = Monitor(model, stack.enter_context(open_destination(to)), every)
         watching.step = first_step - 1
         stack.callback(watching.finish)
-        hooks = _Hooks(root, watching)
+        hooks = _Hooks(module, watching)
         stack.callback(hooks.remove)
-        hooks.handles.append(root.register_forward_pre_hook(hooks.before, prepend=True))
+        hooks.handles.append(module.register_forward_pre_hook(hooks.before, prepend=True))
         yield watching
     if watching.step < first_step:
         warnings.warn(
-            f"expected training steps inside the context (got no forward of this {type(root).__name__} in training "
-            "mode with gradients on); pass the module that the loop calls, and not from inside a compiled function",
+            f"expected training steps inside the context (got no forward of this {type(module).__name__} in training "
+            "mode with gradients on); pass the module that the loop calls, and do not call it inside a compiled "
+            "function",
             stacklevel=3,
         )
 
 
 class _Hooks:
-    """On the module that is called. A copy of it, or a pickle, gets some that do nothing."""
+    """Hooks on the called module; a copy or pickle of the module gets hooks that do nothing."""
 
-    def __init__(self, root: nn.Module | None = None, watching: Monitor | None = None) -> None:
-        self.root, self.watching = root, watching
+    def __init__(self, module: nn.Module | None = None, watching: Monitor | None = None) -> None:
+        self.module, self.watching = module, watching
         self.handles: list[RemovableHandle] = []
 
     def __reduce__(self) -> tuple[type[_Hooks], tuple[()]]:
         return _Hooks, ()
 
     def before(self, module: nn.Module, inputs: Any) -> None:
-        if self.watching is None or module is not self.root or not module.training or not torch.is_grad_enabled():
+        if self.watching is None or module is not self.module or not module.training or not torch.is_grad_enabled():
             return
-        # What a checkpoint did not keep is computed again in backward.
-        if _in_backward():
+        # Inside backward, a checkpoint recomputes a forward that was counted already.
+        if torch._C._current_graph_task_id() != -1:
             return
         while len(self.handles) > 1:
             self.handles.pop().remove()
@@ -213,15 +212,11 @@ class _Hooks:
             self.handles.pop().remove()
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _settled(layer: nn.Module) -> bool:
-    """Whether the population has forgotten its initial values, which weigh (1 - momentum)^batches."""
+def _is_population_settled(layer: nn.Module) -> bool:
+    """Return whether the weight of the population's initial values, (1 - momentum)^batches, is negligible."""
     batches = layer._buffers.get("num_batches_tracked")
     if batches is None:
         return True
     momentum = layer.momentum
-    forgotten = 1.0 if momentum is None else float(momentum)  # type: ignore[arg-type]
-    return (1 - forgotten) ** int(batches) < _UNSETTLED
+    rate = 1.0 if momentum is None else float(momentum)  # type: ignore[arg-type]
+    return (1 - rate) ** int(batches) < _MAX_INITIAL_WEIGHT

@@ -1,4 +1,4 @@
-"""What an inspection says: a report a norm, and all of them as a table, rows, a frame, JSON and a page."""
+"""Results of an inspection: one report per norm, as a table, rows, a data frame, JSON or a page."""
 
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ from whitenorm.diagnostics.page import html_page
 
 @dataclass
 class LayerReport:
-    """What one norm does at this batch.
+    """Measures of one norm on one batch; what was not measured is None or NaN.
 
-    ``condition_*`` are λ_max/λ_min of the features, ``condition90_*`` λ_max over the eigenvalue that 90 % of them are
-    not below (GW, figure 2), both over the directions that are not dead; ``dead_*`` is the number of those that are
-    (:func:`dead_directions`). ``correlation_*`` are the features' mean absolute correlation, ``disturbance`` the SND at
-    this batch size (batch methods), ``drift`` how far the batch's statistics are from the population's, in standard
-    deviations of the latter, ``gradient_ratio`` the norm of the input's gradient over the output's, and ``time_share``
-    and ``memory_share`` the layer's part of the model's forward time and of what is kept for backward. ``spectrum_*``
-    are the eigenvalues of the features' covariance, from the largest, and ``correlations_*`` the correlation matrix of
-    the first 64 channels. Of layers wider than 2048 channels, the first 2048 are looked at. What was not measured is
-    None or NaN.
+    Names that end in ``_before`` and ``_after`` are of the norm's input and output:
+
+    - ``condition_*``: λ_max/λ_min of the features' covariance, over the directions that are not dead
+    - ``condition90_*``: λ_max over the eigenvalue that 90 % of these directions are not below (GW, figure 2)
+    - ``dead_*``: number of dead directions (:func:`dead_directions`)
+    - ``correlation_*``: mean absolute correlation of the features
+    - ``spectrum_*``: eigenvalues of the covariance, largest first; of at most the first 2048 channels
+    - ``correlations_*``: correlation matrix of the first 64 channels
+
+    and for the norm as a whole:
+
+    - ``disturbance``: SND at this batch size, for batch methods
+    - ``drift``: distance of the batch's statistics from the population's, in standard deviations of the latter
+    - ``gradient_ratio``: norm of the input's gradient over that of the output's
+    - ``time_share``, ``memory_share``: share of the model's forward time, and of what it saves for backward
+    - ``advice``: what is wrong with the set-up, and what to do
     """
 
     name: str
@@ -48,7 +55,7 @@ class LayerReport:
     memory_share: float | None = None
     spectrum_before: list[float] = field(default_factory=list, repr=False)
     spectrum_after: list[float] = field(default_factory=list, repr=False)
-    # One truth value is not to be had of two matrices.
+    # Not compared, because == of two matrices has no single truth value.
     correlations_before: Tensor = field(default_factory=lambda: torch.zeros(0, 0), repr=False, compare=False)
     correlations_after: Tensor = field(default_factory=lambda: torch.zeros(0, 0), repr=False, compare=False)
     advice: list[str] = field(default_factory=list)
@@ -76,7 +83,10 @@ COLUMNS = {
 
 
 class Inspection(tuple[LayerReport, ...]):
-    """The reports of all norms, in the order they ran; printed, a table and advice. Slices are inspections too."""
+    """Reports of all norms of a model, in the order they ran; prints as a table with advice.
+
+    Slices are inspections too.
+    """
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> LayerReport: ...
@@ -86,25 +96,25 @@ class Inspection(tuple[LayerReport, ...]):
         return Inspection(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def __str__(self) -> str:
-        rows = [list(COLUMNS.values())] + [[_cell(key, getattr(r, key)) for key in COLUMNS] for r in self]
+        rows = [list(COLUMNS.values())] + [[_format_cell(key, getattr(r, key)) for key in COLUMNS] for r in self]
         widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join(lines + [f"{', '.join(names)}: {words}" for words, names in self.advice().items()])
+        return "\n".join(lines + [f"{', '.join(names)}: {text}" for text, names in self.advice().items()])
 
     def advice(self) -> dict[str, list[str]]:
-        """What is off, with the names of the layers of which it is said, each thing once."""
-        found: dict[str, list[str]] = {}
+        """Return each distinct piece of advice with the names of the layers that it is for."""
+        names: dict[str, list[str]] = {}
         for report in self:
-            for words in report.advice:
-                found.setdefault(words, []).append(report.name or report.kind)
-        return found
+            for text in report.advice:
+                names.setdefault(text, []).append(report.name or report.kind)
+        return names
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A row a layer: its numbers and advice."""
+        """Return one row per layer, with its numbers and advice."""
         return [{key: getattr(report, key) for key in (*COLUMNS, "advice")} for report in self]
 
     def to_frame(self) -> Any:
-        """A ``pandas.DataFrame``, a row a layer."""
+        """Return a ``pandas.DataFrame`` with one row per layer."""
         try:
             pandas = importlib.import_module("pandas")
         except ModuleNotFoundError as error:
@@ -115,11 +125,11 @@ class Inspection(tuple[LayerReport, ...]):
         return pandas.DataFrame(self.to_dicts(), columns=[*COLUMNS, "advice"])
 
     def to_html(self, title: str = "Norms of a model") -> str:
-        """One page with plots that opens without a network; :func:`html_page` puts several inspections on one."""
+        """Return one page with plots that opens without a network; :func:`html_page` compares several inspections."""
         return html_page({"": self}, title)
 
     def to_json(self) -> str:
-        """The rows as JSON; what is infinite becomes null, for which JSON has no number."""
+        """Return the rows as JSON, with null for infinity and NaN, which JSON does not have."""
         rows = [
             {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
             for row in self.to_dicts()
@@ -127,7 +137,7 @@ class Inspection(tuple[LayerReport, ...]):
         return json.dumps(rows, indent=1)
 
 
-def _cell(key: str, value: Any) -> str:
+def _format_cell(key: str, value: Any) -> str:
     if value is None or (key.startswith("condition") and math.isnan(value)):
         return "–"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

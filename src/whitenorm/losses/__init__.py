@@ -1,4 +1,4 @@
-"""Whitening losses of self-supervised learning: views of one image agree, and whitening keeps them from collapsing."""
+"""Whitening losses for self-supervised learning, where whitening prevents the views of an image from collapsing."""
 
 from whitenorm.losses.wmse import WMSELoss
 

@@ -1,4 +1,4 @@
-"""Inspections as one page of HTML that opens without a network."""
+"""HTML page of inspections that opens without a network."""
 
 from whitenorm.diagnostics.page.document import html_page
 

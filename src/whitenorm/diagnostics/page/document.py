@@ -1,4 +1,4 @@
-"""The page as a whole."""
+"""The HTML page as a whole."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from whitenorm._version import __version__
-from whitenorm.diagnostics.page.heat import gradient
-from whitenorm.diagnostics.page.layers import layers
-from whitenorm.diagnostics.page.overview import advice, changes, condition_plot, tiles
-from whitenorm.diagnostics.page.table import table
+from whitenorm.diagnostics.page.layers import render_layers
+from whitenorm.diagnostics.page.overview import render_advice, render_changes, render_conditions, render_tiles
+from whitenorm.diagnostics.page.plots import heat_map_gradient
+from whitenorm.diagnostics.page.table import render_table
 
 if TYPE_CHECKING:
     from whitenorm.diagnostics.reports import Inspection
@@ -28,7 +28,7 @@ _PAGE = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<header><h1>{title}</h1><p>What its norms do to the features of one batch.</p></header>
+<header><h1>{title}</h1><p>What the norms do to the features of one batch.</p></header>
 <main>
 <div class="cards">{tiles}</div>
 {changes}
@@ -42,21 +42,21 @@ _PAGE = """<!doctype html>
 {layers}
 </main>
 <footer>whitenorm {version}.
-Measured on one batch; where a channel has many values, on a random sample of them.</footer>
+Measured on one batch, on a random sample of at most 4096 values per channel.</footer>
 </body>
 </html>
 """
 
 
 def html_page(inspections: Mapping[str, Inspection], title: str = "Norms of a model") -> str:
-    """Several inspections of a model, such as before and after a conversion, on one page of HTML.
+    """Return one HTML page that compares several inspections of a model, such as before and after a conversion.
 
-    Layers of the same name are shown together. The page holds all it needs: it opens without a network, and runs no
+    Layers of the same name are shown together. The page is self-contained: it opens without a network and runs no
     script.
 
     Args:
-        inspections: by the words that head each of them.
-        title: of the page.
+        inspections: maps each inspection's heading to the inspection.
+        title: the page's title.
 
     Example::
 
@@ -69,19 +69,19 @@ def html_page(inspections: Mapping[str, Inspection], title: str = "Norms of a mo
     """
     if not any(inspections.values()):
         raise ValueError(f"expected at least one inspection with a layer (got {len(inspections)} without)")
-    # In the order they run; each name once.
+    # Each name once, in the order the norms run.
     names = list(dict.fromkeys(report.name for reports in inspections.values() for report in reports))
-    # base.css is what all pages share, those of the lab too.
+    # base.css is shared with the lab's pages.
     sheets = [files("whitenorm.diagnostics.page") / name for name in ("base.css", "style.css")]
     style = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
     return _PAGE.format(
         title=escape(title),
-        style=f"{style}.ramp i {{ background: {gradient()}; }}",
-        tiles=tiles(inspections),
-        changes=changes(inspections),
-        conditions=condition_plot(inspections, names),
-        advice=advice(inspections, names),
-        table=table(inspections, names),
-        layers=layers(inspections, names),
+        style=f"{style}.ramp i {{ background: {heat_map_gradient()}; }}",
+        tiles=render_tiles(inspections),
+        changes=render_changes(inspections),
+        conditions=render_conditions(inspections, names),
+        advice=render_advice(inspections, names),
+        table=render_table(inspections, names),
+        layers=render_layers(inspections, names),
         version=__version__,
     )

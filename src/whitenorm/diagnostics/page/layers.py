@@ -1,4 +1,4 @@
-"""The body of the page: each norm's spectra and correlations."""
+"""The body of the page: spectra and correlations of each norm."""
 
 from __future__ import annotations
 
@@ -7,96 +7,89 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
-from whitenorm.diagnostics.page.heat import heat_map
-from whitenorm.diagnostics.page.plots import LogAxis, live, log_axis, spectra
-from whitenorm.diagnostics.page.text import change_of, condition, number, title_of
+from whitenorm.diagnostics.page.plots import LogAxis, fit_log_axis, live_eigenvalues, render_heat_map, render_spectra
+from whitenorm.diagnostics.page.text import format_change, format_condition, format_name, format_number, reports_by_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from whitenorm.diagnostics.reports import Inspection, LayerReport
 
-# Layers that are open at first.
-_OPEN = 2
+# Number of layers that are unfolded at first.
+_NUM_OPEN = 2
 
 
-def layers(runs: Mapping[str, Inspection], names: list[str]) -> str:
-    """A foldable part a norm, with the runs beside each other on one scale; those that changed are open first."""
-    found = {name: by_label(runs, name) for name in names}
-    changed = [name for name in names if change_of(found[name])]
-    is_open = set((changed or names)[:_OPEN])
+def render_layers(runs: Mapping[str, Inspection], names: list[str]) -> str:
+    """Return a foldable part per norm, with the runs side by side on one scale; norms that changed are open."""
+    reports = {name: reports_by_run(runs, name) for name in names}
+    changed = [name for name in names if format_change(reports[name])]
+    open_names = set((changed or names)[:_NUM_OPEN])
     parts = []
     for index, name in enumerate(names, 1):
-        here = found[name]
-        axis = log_axis(
+        axis = fit_log_axis(
             value
-            for r in here.values()
-            for values, dead in ((r.spectrum_before, r.dead_before), (r.spectrum_after, r.dead_after))
-            for value in live(values, dead).values()
+            for r in reports[name].values()
+            for values, num_dead in ((r.spectrum_before, r.dead_before), (r.spectrum_after, r.dead_after))
+            for value in live_eigenvalues(values, num_dead).values()
         )
-        blocks = "".join(_block(label if len(runs) > 1 else "", report, axis) for label, report in here.items())
-        # A link to the part inside opens the closed one around it.
+        blocks = "".join(
+            _render_report(label if len(runs) > 1 else "", report, axis) for label, report in reports[name].items()
+        )
+        # A link to the div inside opens the folded part around it.
         parts.append(
-            f'<details class="layer"{" open" if name in is_open else ""}><summary><span class="index">{index}</span> '
-            f"<b>{title_of(name)}</b> {_summary(here)}</summary>"
+            f'<details class="layer"{" open" if name in open_names else ""}><summary><span class="index">{index}</span>'
+            f" <b>{format_name(name)}</b> {_render_summary(reports[name])}</summary>"
             f'<div class="blocks" id="layer-{index}">{blocks}</div></details>'
         )
     return "".join(parts)
 
 
-def by_label(runs: Mapping[str, Inspection], name: str) -> dict[str, LayerReport]:
-    """The reports of one norm, by run."""
-    return {label: report for label, reports in runs.items() for report in reports if report.name == name}
-
-
-def _summary(here: Mapping[str, LayerReport]) -> str:
+def _render_summary(reports: Mapping[str, LayerReport]) -> str:
     changes = "; ".join(
-        f"{escape(r.kind)} κ {condition(r.condition_before)} → {condition(r.condition_after)}" for r in here.values()
+        f"{escape(r.kind)} κ {format_condition(r.condition_before)} → {format_condition(r.condition_after)}"
+        for r in reports.values()
     )
-    flag = ' <span class="flag">advice</span>' if any(r.advice for r in here.values()) else ""
-    flag += ' <span class="flag new">changed</span>' if change_of(here) else ""
+    flag = ' <span class="flag">advice</span>' if any(r.advice for r in reports.values()) else ""
+    flag += ' <span class="flag new">changed</span>' if format_change(reports) else ""
     return f'<span class="change">{changes}</span>{flag}'
 
 
-def _block(label: str, report: LayerReport, axis: LogAxis) -> str:
-    name = report.name or "the model"
-    run = f", {label}" if label else ""
+def _render_report(label: str, report: LayerReport, axis: LogAxis) -> str:
+    name = (report.name or "the model") + (f", {label}" if label else "")
     heading = f"{escape(label)}: {escape(report.kind)}" if label else escape(report.kind)
-    words = "".join(f"<li>{escape(words)}</li>" for words in report.advice)
-    top = f"<section><h3>{heading}</h3>" + (f'<ul class="advice">{words}</ul>' if words else "")
+    advice = "".join(f"<li>{escape(text)}</li>" for text in report.advice)
+    top = f"<section><h3>{heading}</h3>" + (f'<ul class="advice">{advice}</ul>' if advice else "")
     if not report.spectrum_before:
-        return f"{top}<p>Its features could not be measured at this batch.</p></section>"
+        return f"{top}<p>Its features could not be measured on this batch.</p></section>"
+    spectra = render_spectra(report, axis, f"Eigenvalues of input and output of {name}, log scale")
+    num_shown = len(report.correlations_before)
+    channels = "all" if num_shown == report.width else f"the first {num_shown} of"
     return (
-        f"{top}<figure>{spectra(report, axis, f'Eigenvalues of input and output of {name}{run}, log scale')}"
-        "<figcaption>"
-        f'<span class="key input">input</span> <span class="key output">output</span> Eigenvalues of the covariance, '
-        f'from the largest.{_not_drawn(report)}</figcaption></figure><figure><div class="heats">'
-        + _heat(report.correlations_before, report.correlation_before, "Input", f"{name}{run}")
-        + _heat(report.correlations_after, report.correlation_after, "Output", f"{name}{run}")
+        f'{top}<figure>{spectra}<figcaption><span class="key input">input</span> <span class="key output">output</span>'
+        f" Eigenvalues of the covariance, largest first.{_describe_omitted(report)}</figcaption></figure>"
+        '<figure><div class="heats">'
+        + _render_correlations(report.correlations_before, report.correlation_before, "Input", name)
+        + _render_correlations(report.correlations_after, report.correlation_after, "Output", name)
         + '</div><figcaption><span class="ramp"><span>−1</span><i></i><span>1</span></span> Correlations of '
-        f"{_which(report)}.</figcaption></figure></section>"
+        f"{channels} {report.width} channels.</figcaption></figure></section>"
     )
 
 
-def _heat(matrix: Tensor, mean: float, side: str, name: str) -> str:
-    alt = f"Correlations of the {side.lower()} of {name}: mean absolute correlation {number(mean)}"
-    return f'<div><img src="{heat_map(matrix)}" alt="{escape(alt)}"><span>{side}, mean |r| {number(mean)}</span></div>'
+def _render_correlations(matrix: Tensor, mean: float, side: str, name: str) -> str:
+    alt = f"Correlations of the {side.lower()} of {name}: mean absolute correlation {format_number(mean)}"
+    caption = f"{side}, mean |r| {format_number(mean)}"
+    return f'<div><img src="{render_heat_map(matrix)}" alt="{escape(alt)}"><span>{caption}</span></div>'
 
 
-def _not_drawn(report: LayerReport) -> str:
-    words = ""
-    for side, values, dead in (
+def _describe_omitted(report: LayerReport) -> str:
+    text = ""
+    for side, values, num_dead in (
         ("input", report.spectrum_before, report.dead_before),
         ("output", report.spectrum_after, report.dead_after),
     ):
-        broken = sum(not math.isfinite(value) for value in values)
-        if dead:
-            words += f" {dead} of {len(values)} of the {side} are zero but for rounding, and not drawn."
-        if broken:
-            words += f" {broken} of {len(values)} of the {side} are not finite."
-    return words
-
-
-def _which(report: LayerReport) -> str:
-    shown = len(report.correlations_before)
-    return f"all {shown} channels" if shown == report.width else f"the first {shown} of {report.width} channels"
+        num_infinite = sum(not math.isfinite(value) for value in values)
+        if num_dead:
+            text += f" {num_dead} of {len(values)} of the {side} are zero up to rounding, and not drawn."
+        if num_infinite:
+            text += f" {num_infinite} of {len(values)} of the {side} are not finite."
+    return text

@@ -1,4 +1,4 @@
-"""A small model, its training, and what a monitor kept of it."""
+"""A small model, its training, and readers of what a monitor wrote."""
 
 import csv
 
@@ -8,31 +8,31 @@ from torch import nn
 import whitenorm
 
 
-def net(width=8):
+def build_net(width=8):
     return nn.Sequential(nn.Linear(width, width), whitenorm.IterNorm(width), nn.ReLU(), nn.BatchNorm1d(width))
 
 
-def train(model, steps, optimizer=None, size=32):
+def train(model, steps, optimizer=None, batch_size=32):
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        loss = model(torch.randn(size, 8, generator=generator)).square().mean()
+        loss = model(torch.randn(batch_size, 8, generator=generator)).square().mean()
         loss.backward()
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()
 
 
-def hooks_of(model):
+def list_hooks(model):
     return [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
 
 
-def rows_of(path):
+def read_rows(path):
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
-class Kept(dict):
-    """A destination that keeps all."""
+class RowsByStep(dict):
+    """A monitor's destination that keeps all rows."""
 
     def __call__(self, step, rows):
         self[step] = rows

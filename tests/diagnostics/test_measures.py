@@ -1,4 +1,4 @@
-"""The papers' measures, each against another way to the same number."""
+"""The papers' measures, each against an independent computation."""
 
 import math
 
@@ -24,8 +24,8 @@ from whitenorm.diagnostics import (
 )
 
 
-def with_spectrum(values, n=64):
-    """Features whose covariance has exactly these eigenvalues."""
+def features_with_spectrum(values, n=64):
+    """Return features whose covariance has exactly these eigenvalues."""
     d = len(values)
     white = torch.linalg.qr(torch.randn(n, d + 1, dtype=torch.float64).index_fill(1, torch.tensor([0]), 1.0))[0][:, 1:]
     rotation = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64))[0]
@@ -33,7 +33,7 @@ def with_spectrum(values, n=64):
 
 
 def test_condition_numbers_of_a_known_spectrum():
-    x = with_spectrum([100.0, 10.0, 4.0, 1.0, 0.5])
+    x = features_with_spectrum([100.0, 10.0, 4.0, 1.0, 0.5])
     assert torch.allclose(spectrum(x), torch.tensor([100.0, 10.0, 4.0, 1.0, 0.5], dtype=torch.float64))
     assert condition_number(x) == pytest.approx(200)
     assert condition_number(x, 80) == pytest.approx(100)
@@ -62,7 +62,7 @@ def test_correlation_and_whiteness_against_numpy():
     assert correlation(torch.randn(5, 1)) == 0
 
 
-def test_whitening_whitens_by_these_measures():
+def test_measures_of_whitened_features():
     x = torch.randn(512, 8) @ torch.randn(8, 8)
     y = whitenorm.DecorrelatedBatchNorm(8, 8, eps=0, affine=False)(x)
     assert condition_number(y) < 1.01
@@ -84,9 +84,9 @@ def test_whitening_whitens_by_these_measures():
         ("gw", 24, 1, 4),
     ],
 )
-def test_constraint_numbers_are_ranks(method, features, batch, groups):
-    counted = measured_constraint_number(method, features, batch, groups)
-    assert counted == constraint_number(method, features, batch, groups)
+def test_constraint_numbers_equal_ranks(method, features, batch, groups):
+    measured = measured_constraint_number(method, features, batch, groups)
+    assert measured == constraint_number(method, features, batch, groups)
 
 
 def test_table_1_of_group_whitening():
@@ -129,7 +129,7 @@ def test_diversity_against_numpy():
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), whitenorm.IterNorm(4, 2), whitenorm.DecorrelatedBatchNorm(4)])
 def test_disturbance_against_the_layer_itself(norm):
-    """Batch by batch: x appended to a batch would change its statistics, so the layer's own are applied to it."""
+    """Take the statistics of each batch with the layer in training mode, then apply them to x in eval mode."""
     data = torch.randn(50, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64)
     norm = norm.double()
     result = stochastic_disturbance(norm, data, 8, samples=5, repeats=40, generator=torch.Generator().manual_seed(1))
@@ -150,8 +150,8 @@ def test_disturbance_against_the_layer_itself(norm):
     assert result.operation == pytest.approx(expected.mean().item())
 
 
-def test_disturbance_orders_as_the_paper_says():
-    """Full whitening is noisier than IterNorm, that noisier than BatchNorm; more so in smaller batches."""
+def test_disturbance_orders_methods_as_in_the_paper():
+    """Full whitening is noisier than IterNorm, which is noisier than BatchNorm; small batches are noisier."""
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(4000, 32, generator=generator)
     norms = [nn.BatchNorm1d(32), whitenorm.IterNorm(32), whitenorm.DecorrelatedBatchNorm(32, 32)]
@@ -177,12 +177,12 @@ def test_fisher_of_a_softmax_against_its_definition():
         rows = torch.cat([jacobian["weight"], jacobian["bias"].unsqueeze(-1)], -1).flatten(1)
         fisher = fisher + rows.T @ torch.diag(log_probabilities(parameters, x).exp()) @ rows / len(inputs)
     values = torch.linalg.eigvalsh(fisher)
-    # Five directions, of a constant added to all logits, carry no information.
+    # Adding a constant to all logits changes nothing: five directions carry no information.
     assert values[:5].abs().max() < 1e-12
     assert fisher_condition_number(model, data, "2") == pytest.approx((values[-1] / values[5]).item())
 
 
-def test_fisher_of_a_linear_output_is_that_of_its_inputs():
+def test_fisher_of_a_linear_output_is_the_second_moment_of_its_inputs():
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     data = torch.randn(50, 3, dtype=torch.float64)
     expected = torch.linalg.cond(data.T @ data).item()
@@ -195,20 +195,20 @@ def test_jacobian_spectrum_against_autograd():
     net.append(nn.Sequential(nn.Flatten(), nn.Linear(48, 5).double()))
     data = torch.randn(20, 2, 4, 4, dtype=torch.float64)
     whitenorm.recalibrate_(net, [data])
-    # One part in another mode than the rest, and both kept.
+    # Each part keeps its own mode.
     net[2].eval()
     before = net[1].running_mean.clone()
-    found = jacobian_spectrum(net, data[:3])
+    spectra = jacobian_spectrum(net, data[:3])
     assert [part.training for part in net] == [True, True, False, True]
     assert torch.equal(net[1].running_mean, before)
     net.eval()
-    for values, x in zip(found, data, strict=False):
+    for values, x in zip(spectra, data, strict=False):
         jacobian = torch.autograd.functional.jacobian(lambda x: net(x.unsqueeze(0))[0], x).flatten(1)
         assert torch.allclose(values, torch.linalg.svdvals(jacobian))
 
 
 def test_whitening_between_linear_layers_is_an_isometry():
-    """From white to white, where a linear layer is all there is between: DBN, section 3.5."""
+    """A linear layer that maps white features to white features is orthogonal: DBN, section 3.5."""
     torch.manual_seed(0)
     layers = [(nn.Linear(6, 6), whitenorm.DecorrelatedBatchNorm(6, 6, eps=0, affine=False)) for _ in range(4)]
     net = nn.Sequential(*[part for pair in layers for part in pair]).double()
@@ -225,7 +225,7 @@ def test_costs_of_a_layer():
     layer.train()
     before = layer.running_mean.clone()
     assert flops(layer, x) > 4 * x.numel() * 8
-    # The input, and two matrices, a mean and a trace for each group.
+    # The input, and per group two matrices, a mean and a trace.
     assert saved_bytes(layer, x) == x.nbytes + 4 * (2 * 2 * 8 * 8 + 16 + 2)
     assert saved_bytes(nn.ReLU(), x) == x.nbytes
     assert torch.equal(layer.running_mean, before)
@@ -259,7 +259,7 @@ def test_bad_input_is_a_clear_error():
         fisher_condition_number(nn.Sequential(nn.Linear(2, 2)), torch.randn(5, 2), "fc")
 
 
-def test_a_failing_model_keeps_no_hook():
+def test_hooks_are_removed_after_an_error():
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(RuntimeError):
         fisher_condition_number(model, torch.randn(5, 3), "0")
