@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import whitenorm
-from whitenorm.models.parts import Activated, LayerWhitening2d
+from whitenorm.models import Activated, LayerWhitening2d
 
 timm = pytest.importorskip("timm")
 integration = pytest.importorskip("whitenorm.integrations.timm")

@@ -24,13 +24,13 @@ def find_problems(seeds=120):
 
 
 def test_a_missing_warning_is_found(monkeypatch):
-    monkeypatch.setattr(recipes, "describe_effect", lambda *args: "")
+    monkeypatch.setattr(recipes, "describe_output_change", lambda *args: "")
     assert "no warning where the output is off" in find_problems()
 
 
 @pytest.mark.filterwarnings("ignore:this model is trained")
 def test_a_needless_warning_is_found(monkeypatch):
-    monkeypatch.setattr(recipes, "describe_effect", lambda *args: "all changes")
+    monkeypatch.setattr(recipes, "describe_output_change", lambda *args: "all changes")
     monkeypatch.setattr(recipes, "is_trained", lambda module: True)
     problems = find_problems()
     assert "a warning where the output is kept" in problems
@@ -38,10 +38,10 @@ def test_a_needless_warning_is_found(monkeypatch):
 
 
 def test_a_population_that_is_lost_is_found(monkeypatch):
-    monkeypatch.setattr(transfer, "_take_population", lambda new, norm: None)
+    monkeypatch.setattr(transfer, "_transfer_population", lambda new, norm: None)
     assert "eval output off by" in find_problems()
 
 
 def test_parameters_that_are_learned_again_are_found(monkeypatch):
-    monkeypatch.setattr(transfer, "take_requires_grad", lambda new, norm: new.requires_grad_())
+    monkeypatch.setattr(transfer, "transfer_requires_grad", lambda new, norm: new.requires_grad_())
     assert "with requires_grad=True" in find_problems()

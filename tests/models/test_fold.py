@@ -10,8 +10,8 @@ from torch import nn
 import whitenorm
 from tests.helpers.models import ResNet, whitened
 from whitenorm import fold_
-from whitenorm.layers.base import Whitening
-from whitenorm.models.fold import ChannelMap
+from whitenorm.layers import Whitening
+from whitenorm.models.modules import ChannelMap
 
 
 def left(model):

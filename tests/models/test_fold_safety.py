@@ -12,7 +12,7 @@ import whitenorm
 from tests.helpers.models import trained
 from tests.models.test_fold import left, ready
 from whitenorm import fold_
-from whitenorm.models.fold import BatchedIdentity, ChannelMap
+from whitenorm.models.modules import BatchedIdentity, ChannelMap
 
 
 def pair(norm=None, channels=8):

@@ -13,8 +13,8 @@ import whitenorm
 from tests.helpers.models import BatchNormAct2d, ResNet, trained
 from tests.models.test_convert import NAMES
 from whitenorm import conversion_of, convert_, load_converted
-from whitenorm.layers.base import Whitening
-from whitenorm.models import entry
+from whitenorm.layers import Whitening
+from whitenorm.models import record as records
 
 
 def trained_batch_norms():
@@ -246,9 +246,10 @@ class TestDamage:
             load_converted(ResNet(), {}, record)
 
     def test_every_argument_of_every_layer_has_a_check(self):
-        for kind in entry._KINDS.values():
-            assert set(entry._argument_names(kind)) <= set(entry._ARGUMENTS)
-            assert "steps" not in inspect.signature(kind).parameters or "solver" not in entry._argument_names(kind)
+        for kind in records._LAYERS.values():
+            arguments = records._list_arguments(kind)
+            assert set(arguments) <= set(records._PARSERS)
+            assert "steps" not in inspect.signature(kind).parameters or "solver" not in arguments
 
     @pytest.mark.parametrize("text", ["[", "[1]", '"x"'])
     def test_files_with_other_json(self, text, tmp_path):

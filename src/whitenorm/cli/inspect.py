@@ -16,8 +16,7 @@ from torch import nn
 from whitenorm._suggest import suggest
 from whitenorm.cli.models import batch_of_run, from_file, is_run, model_of
 from whitenorm.diagnostics import Inspection, html_page, inspect
-from whitenorm.models import convert_, recipes
-from whitenorm.models.layers import TARGETS, LayerLike
+from whitenorm.models import TARGETS, LayerLike, convert_, recipes
 
 _SHAPE = (16, 3, 64, 64)
 
