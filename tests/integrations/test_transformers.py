@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import whitenorm
-from tests.helpers.models import trained
+from tests.helpers.models import randomize_norms
 
 transformers = pytest.importorskip("transformers")
 from_pretrained = pytest.importorskip("whitenorm.integrations.transformers").from_pretrained
@@ -51,7 +51,7 @@ MODELS = {
 def case(request, tmp_path):
     torch.manual_seed(0)
     make, layer, auto, x = MODELS[request.param]
-    model = whitenorm.convert_(trained(make()), layer).eval()
+    model = whitenorm.convert_(randomize_norms(make()), layer).eval()
     for parameter in model.parameters():
         if parameter.ndim == 1:
             nn.init.normal_(parameter, 1, 0.1)

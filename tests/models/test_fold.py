@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import whitenorm
-from tests.helpers.models import ResNet, whitened
+from tests.helpers.models import ResNet, convert_and_train
 from whitenorm import fold_
 from whitenorm.layers import Whitening
 from whitenorm.models.modules import ChannelMap
@@ -308,7 +308,7 @@ def test_an_example_shows_a_path_that_the_trace_does_not():
         fold_(model, x)
     assert torch.equal(model(x), expected)
     assert left(model) == 1
-    assert left(fold_(whitened(ResNet()), (torch.randn(2, 3, 8, 8),))) == 0
+    assert left(fold_(convert_and_train(ResNet()), (torch.randn(2, 3, 8, 8),))) == 0
 
 
 def test_an_example_on_which_the_folded_model_fails_leaves_it_as_it_was():
@@ -374,13 +374,13 @@ def test_a_map_of_its_own_takes_other_dtypes():
 
 @pytest.mark.parametrize("name", ["iternorm", "dbn", "bw-sigma"])
 def test_a_residual_network(name):
-    folded = check(whitened(ResNet(), name), torch.randn(4, 3, 16, 16))
+    folded = check(convert_and_train(ResNet(), name), torch.randn(4, 3, 16, 16))
     assert not any(isinstance(module, (nn.BatchNorm2d, ChannelMap)) for module in [folded.bn1, folded.blocks[0].bn1])
     assert isinstance(folded.bn1, nn.Identity)
 
 
 def test_layers_with_statistics_of_the_sample_stay():
-    model = whitened(ResNet(), "gw")
+    model = convert_and_train(ResNet(), "gw")
     expected = model(torch.ones(2, 3, 8, 8))
     with pytest.warns(UserWarning, match="nothing is folded in ResNet: its whitening layers use statistics"):
         assert left(fold_(model)) == 6

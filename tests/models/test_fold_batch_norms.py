@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import whitenorm
-from tests.helpers.models import BatchNormAct2d, ResNet, trained
+from tests.helpers.models import BatchNormAct2d, ResNet, randomize_norms
 from whitenorm import fold_
 
 
@@ -14,7 +14,7 @@ class TestBatchNorms:
 
     @pytest.mark.parametrize("where", ["l1", "s1-b2"])
     def test_behind_convolutions(self, where):
-        model = trained(ResNet()).double()
+        model = randomize_norms(ResNet()).double()
         model = whitenorm.convert_(model, "iternorm", where).eval()
         x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
         expected = model(x)
@@ -30,7 +30,7 @@ class TestBatchNorms:
 
     def test_depthwise_and_without_affine(self):
         model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4, bias=False), nn.BatchNorm2d(4, affine=False))
-        model = trained(model).eval()
+        model = randomize_norms(model).eval()
         x = torch.randn(2, 4, 6, 6)
         expected = model(x)
         assert torch.allclose(fold_(model, batch_norms=True)(x), expected, atol=1e-5)
@@ -38,7 +38,7 @@ class TestBatchNorms:
 
     def test_the_activation_of_a_fused_norm_stays(self):
         layers = pytest.importorskip("timm.layers")
-        model = trained(nn.Sequential(nn.Conv2d(3, 8, 1), layers.BatchNormAct2d(8))).eval()
+        model = randomize_norms(nn.Sequential(nn.Conv2d(3, 8, 1), layers.BatchNormAct2d(8))).eval()
         x = torch.randn(2, 3, 6, 6)
         expected = model(x)
         assert torch.allclose(fold_(model, x, batch_norms=True)(x), expected, atol=1e-5)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import whitenorm
-from tests.helpers.models import trained
+from tests.helpers.models import randomize_norms
 from tests.models.test_fold import left, ready
 from whitenorm import fold_
 from whitenorm.models.modules import BatchedIdentity, ChannelMap
@@ -57,11 +57,11 @@ class TestNorms:
 
     @pytest.mark.parametrize("norm", [Doubled(8), DoubledBatchNorm(8), Called(8)], ids=lambda norm: type(norm).__name__)
     def test_with_a_forward_of_their_own(self, norm):
-        stays(pair(trained(norm)), "1: stays, because it has a forward of its own", batch_norms=True)
+        stays(pair(randomize_norms(norm)), "1: stays, because it has a forward of its own", batch_norms=True)
 
     @pytest.mark.parametrize("norm", [whitenorm.IterNorm(8), nn.BatchNorm2d(8)], ids=lambda norm: type(norm).__name__)
     def test_with_a_forward_of_the_instance(self, norm):
-        model = pair(trained(norm)).eval()
+        model = pair(randomize_norms(norm)).eval()
         plain = norm.forward
         norm.forward = lambda x: 2 * plain(x)
         stays(model, "1: stays, because it has a forward of its own", batch_norms=True)
@@ -565,7 +565,7 @@ def test_faster_rcnn_is_folded_inside():
     model = detection.fasterrcnn_resnet50_fpn(
         weights=None, weights_backbone=None, num_classes=5, min_size=96, max_size=128, box_score_thresh=0.0
     )
-    model = whitenorm.convert_(trained(model), "iternorm", group_size=16).eval().double()
+    model = whitenorm.convert_(randomize_norms(model), "iternorm", group_size=16).eval().double()
     images = [torch.rand(3, 96, 96, dtype=torch.float64), torch.rand(3, 80, 100, dtype=torch.float64)]
     expected = model(images)
     layers = left(model)

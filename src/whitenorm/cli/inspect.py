@@ -16,7 +16,8 @@ from torch import nn
 from whitenorm._suggest import suggest
 from whitenorm.cli.models import batch_of_run, from_file, is_run, model_of
 from whitenorm.diagnostics import Inspection, html_page, inspect
-from whitenorm.models import TARGETS, LayerLike, convert_, recipes
+from whitenorm.models import LayerLike, convert_, recipes
+from whitenorm.models.targets import TARGETS
 
 _SHAPE = (16, 3, 64, 64)
 

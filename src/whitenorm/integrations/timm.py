@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from whitenorm.layers import LayerWhitening
-from whitenorm.models import TARGETS, WHITENING_NAMES, Activated, LayerWhitening2d
-from whitenorm.models.targets import check_layer, make_channel_layer
+from whitenorm.models import WHITENING_NAMES, Activated, LayerWhitening2d
+from whitenorm.models.targets import TARGETS, check_layer, make_channel_layer
 
 try:
     from timm.layers import create_norm, create_norm_act

@@ -11,10 +11,9 @@ from whitenorm.models.recipes import Where
 from whitenorm.models.record import conversion_of
 from whitenorm.models.replace import replace_
 from whitenorm.models.synchronize import synchronize_
-from whitenorm.models.targets import TARGETS, WHITENING_NAMES, LayerLike
+from whitenorm.models.targets import WHITENING_NAMES, LayerLike
 
 __all__ = [
-    "TARGETS",
     "WHITENING_NAMES",
     "Activated",
     "LayerLike",

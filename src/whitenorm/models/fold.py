@@ -86,7 +86,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
 
 
 class _Decision(NamedTuple):
-    """Whether to fold a layer: into its producer if that has a name, otherwise into a 1×1 convolution of its own."""
+    """Fold a layer or not: into its producer if that has a name, otherwise into a 1×1 convolution of its own."""
 
     producer: Producer
     folds: bool

@@ -142,7 +142,7 @@ class CallGraph:
         for node in trace.graph.nodes:
             if node.op == "call_module":
                 name = _join_path(region, str(node.target))
-                self.calls[self.modules[name]].append(_Call(node, region, node in trace.kept))
+                self.calls[self.modules[name]].append(_Call(node, region, node in trace.kept_nodes))
                 leaves.append(name)
         for target, names in trace.reads.items():
             self.reads[self.modules[_join_path(region, target)]] |= names

@@ -150,8 +150,8 @@ def make_channel_layer(
     """
     target = TARGETS[name]
     # LayerNorm over channels and positions together is GroupNorm with one group.
-    given = {"affine" if option == "elementwise_affine" else option: value for option, value in options.items()}
-    merged = {**target.defaults, **(inherited or {}), **given}
+    explicit = {"affine" if option == "elementwise_affine" else option: value for option, value in options.items()}
+    merged = {**target.defaults, **(inherited or {}), **explicit}
     kind = kind or (nn.GroupNorm if name == "ln" else target.kind)
     # torch's norms have no bias argument, but work with a missing bias.
     has_bias = merged.pop("bias", True) if name in PLAIN_NAMES else True

@@ -24,12 +24,12 @@ class Trace(NamedTuple):
     Attributes:
         graph: the graph that ``torch.fx`` records.
         reads: the attributes that the code reads from each leaf, by the leaf's name.
-        kept: nodes whose values outlive the forward, in an attribute, a container, a closure or a global.
+        kept_nodes: nodes whose values outlive the forward, in an attribute, a container, a closure or a global.
     """
 
     graph: fx.Graph
     reads: dict[str, set[str]]
-    kept: set[fx.Node]
+    kept_nodes: set[fx.Node]
 
 
 def trace_module(module: nn.Module, is_leaf: Callable[[nn.Module], bool], arguments: dict[str, Any]) -> Trace:

@@ -1,4 +1,4 @@
-"""Random conversions: some of the fuzzer's, and that it can fail."""
+"""Random conversions of the fuzzer, and checks that the fuzzer finds errors."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from whitenorm.models import recipes, transfer
 
 
 @pytest.mark.parametrize("first", range(0, 600, 100))
-def test_nothing_is_lost_and_what_changes_is_said(first):
+def test_random_conversions_lose_nothing_and_warn_of_changes(first):
     problems = {seed: run_conversion(seed) for seed in range(first, first + 100)}
-    assert {seed: found for seed, found in problems.items() if found} == {}
+    assert {seed: messages for seed, messages in problems.items() if messages} == {}
 
 
 def test_every_source_and_target_is_drawn():
@@ -37,11 +37,11 @@ def test_a_needless_warning_is_found(monkeypatch):
     assert "a warning of a model that is not trained" in problems
 
 
-def test_a_population_that_is_lost_is_found(monkeypatch):
+def test_a_lost_population_is_found(monkeypatch):
     monkeypatch.setattr(transfer, "_transfer_population", lambda new, norm: None)
     assert "eval output off by" in find_problems()
 
 
-def test_parameters_that_are_learned_again_are_found(monkeypatch):
+def test_parameters_with_a_wrong_requires_grad_are_found(monkeypatch):
     monkeypatch.setattr(transfer, "transfer_requires_grad", lambda new, norm: new.requires_grad_())
     assert "with requires_grad=True" in find_problems()
