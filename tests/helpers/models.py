@@ -106,6 +106,16 @@ def randomize_whitening(layer, seed=0):
     return layer.eval()
 
 
+def make_iternorm(*args, seed=0):
+    """Make an IterNorm in eval mode with random parameters and a random population."""
+    return randomize_whitening(whitenorm.IterNorm(*args), seed)
+
+
+def make_pair(norm=None, channels=8):
+    """Make a convolution with a norm behind it."""
+    return nn.Sequential(nn.Conv2d(4, channels, 1), make_iternorm(channels) if norm is None else norm)
+
+
 def convert_and_train(model, layer="iternorm", where="all"):
     """Convert a model, run some batches in training mode, and return it in eval mode."""
     model = whitenorm.convert_(model, layer, where).train()
