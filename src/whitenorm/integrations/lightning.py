@@ -149,7 +149,7 @@ class Recalibrate(pl.Callback):
             )
         if type(pl_module).forward.__qualname__ == "LightningModule.forward":
             raise ValueError(
-                f"expected a model with a forward, by which the data pass (got {type(pl_module).__name__} without); "
+                f"expected a model with a forward to run on the data (got {type(pl_module).__name__} without); "
                 "define it, such as: def forward(self, x): return self.net(x)"
             )
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]

@@ -77,7 +77,7 @@ def load_converted(
 
 def _check_state(model: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
     """Raise if a state does not fit the model, before any of it is loaded."""
-    addresses = {name: _address(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    addresses = {name: _find_address(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
     with _on_meta_device(model), warnings.catch_warnings():
         # Loading warns again.
         warnings.simplefilter("ignore")
@@ -92,7 +92,7 @@ def _check_state(model: nn.Module, state: Mapping[str, Any], strict: bool) -> No
         )
 
 
-def _address(tensor: Any) -> int | None:
+def _find_address(tensor: Any) -> int | None:
     return tensor.data_ptr() if isinstance(tensor, Tensor) and not is_lazy(tensor) else None
 
 

@@ -46,7 +46,7 @@ def convert_(
         model: any module; if it is a norm itself, it is left unchanged and its replacement is returned.
         layer: ``"iternorm"``, ``"dbn"``, ``"bw-sigma"``, ``"sw"``, ``"sw5"``, ``"gw"``, ``"iw"``, ``"bn"``, ``"gn"``,
             ``"ln"``, or a function from the old norm's width to a new layer. Group sizes are the papers', or the
-            largest smaller divisor of the width.
+            largest divisor of the width below.
         where: ``"all"``, a recipe's name (see :mod:`whitenorm.recipes`), a list of module names or patterns such as
             ``["bn1", "layer4", "*.bn2"]``, or a filter ``(module, name) -> bool``.
         keep_eps: give the new layers the old norms' ε instead of their own default.

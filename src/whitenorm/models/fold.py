@@ -63,8 +63,8 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
     for name, layer in layers.items():
         if layer.training:
             raise ValueError(
-                f"expected the model in eval mode (got layer {name!r} in training mode); call model.eval() first: what "
-                "is merged are the population's statistics"
+                f"expected the model in eval mode (got layer {name!r} in training mode); call model.eval() first, as "
+                "folding uses the population statistics"
             )
     if not layers:
         reason = "it has no batch whitening layer"

@@ -61,7 +61,7 @@ class Norm(NamedTuple):
     @property
     def weight(self) -> Tensor | None:
         """The scale γ that the norm multiplies by."""
-        weight = self._tensor("weight")
+        weight = self._read_tensor("weight")
         if weight is not None and self.kind in ("rms", "rms2d") and _adds_one(self.module):
             return nn.Parameter(weight.detach() + 1, requires_grad=weight.requires_grad)
         return weight
@@ -69,9 +69,9 @@ class Norm(NamedTuple):
     @property
     def bias(self) -> Tensor | None:
         """The shift β that the norm adds."""
-        return self._tensor("bias")
+        return self._read_tensor("bias")
 
-    def _tensor(self, name: str) -> Tensor | None:
+    def _read_tensor(self, name: str) -> Tensor | None:
         # A parametrization computes the tensor, which requires grad only if gradients are recorded.
         with torch.enable_grad():
             return getattr(self.module, name, None)
@@ -104,7 +104,7 @@ class Norm(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """The reason why a replacement would lose something; empty if there is none."""
+        """The reason why a replacement would lose something; empty if it would not."""
         kind = type(self.module)
         if "forward" in vars(self.module):
             return "its forward was replaced on the instance"
@@ -141,7 +141,7 @@ def as_norm(module: nn.Module) -> Norm | None:
 
 
 def find_norms(model: nn.Module) -> dict[str, Norm]:
-    """Return all norms of a model by name, in the order of registration; a shared norm has its first name.
+    """Return all norms of a model by name, in the order of registration; a norm with two names has the first.
 
     Example::
 
@@ -177,13 +177,13 @@ def _list_extra_tensors(module: nn.Module) -> list[str]:
 
 
 def _find_layer_kind(module: nn.LayerNorm) -> str:
-    """Return "layer" for input ``(..., C)``, "layer2d" for ``(N, C, H, W)``, "unknown" for a subclass of neither."""
+    """Return "layer" for input ``(..., C)``, "layer2d" for ``(N, C, H, W)``, "unknown" for other subclasses."""
     kind = type(module)
     # torchvision and timm have it in the name, transformers in an attribute.
     if "2d" in kind.__name__ or getattr(module, "data_format", None) == "channels_first":
         return "layer2d"
-    known = kind.forward is nn.LayerNorm.forward or kind.__module__.startswith("timm.")
-    return "layer" if known or getattr(module, "data_format", None) == "channels_last" else "unknown"
+    is_known = kind.forward is nn.LayerNorm.forward or kind.__module__.startswith("timm.")
+    return "layer" if is_known or getattr(module, "data_format", None) == "channels_last" else "unknown"
 
 
 def _is_rms(module: nn.Module) -> bool:

@@ -65,7 +65,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     if not moments:
         raise ValueError(
             f"expected at least one batch that reaches the layers (got {num_batches} batches, and fewer than 2 values "
-            "per channel in every layer); population statistics cannot come from no data"
+            "per channel in every layer); pass batches that reach the layers"
         )
     for layer, total in moments.items():
         _set_population(layer, total)
@@ -100,7 +100,7 @@ def _collect_moments(layers: list[nn.Module], moments: dict[nn.Module, Moments],
                 if batch.num_values:
                     moments[layer] = _combine(moments[layer], batch) if layer in moments else batch
                 # The layer's all-reduce comes next.
-                lockstep.check(_process_group(layer))
+                lockstep.check(_find_process_group(layer))
 
             hooks.append(layer.register_forward_pre_hook(add_batch, with_kwargs=True))
         yield
@@ -136,7 +136,7 @@ def _combine(a: Moments, b: Moments) -> Moments:
     return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, num_values)
 
 
-def _process_group(layer: nn.Module) -> Group:
+def _find_process_group(layer: nn.Module) -> Group:
     """Return the ranks whose batches a layer combines; None for this process alone."""
     if isinstance(layer, PopulationWhitening):
         return layer.process_group
@@ -146,7 +146,7 @@ def _process_group(layer: nn.Module) -> Group:
 
 
 def _map_groups_to_devices(layers: list[nn.Module]) -> dict[dist.ProcessGroup, torch.device]:
-    groups = {_process_group(layer): layer.get_buffer("running_mean").device for layer in layers}
+    groups = {_find_process_group(layer): layer.get_buffer("running_mean").device for layer in layers}
     return {group: device for group, device in groups.items() if group is not None}
 
 
@@ -154,7 +154,7 @@ def _reduce(layer: nn.Module, moments: Moments | None) -> Moments:
     """Return the moments over all ranks; a rank without data takes part, as the others wait for it."""
     if moments is None:
         moments = _compute_moments(layer, layer.get_buffer("running_mean").unsqueeze(0)[:0])
-    return over_ranks(moments, _process_group(layer))
+    return over_ranks(moments, _find_process_group(layer))
 
 
 @torch.no_grad()

@@ -36,7 +36,18 @@ from whitenorm.models.transfer import find_nearest_tensors, is_same_layer, make_
 Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
 """Places in a model: a recipe's name, module names or patterns, or a filter ``(module, name) -> bool``."""
 
-REPLACE_ANYWAY = "name such norms one by one, where=[names], to have them replaced all the same"
+REPLACE_ANYWAY = "to replace such norms anyway, give their exact names: where=[names]"
+# The suffix for one more layer, before the classifier.
+_FEATURES = "+df"
+_SHORTCUTS = ("downsample", "shortcut", "skip")
+# Numbers of the norms in each residual block, from one.
+_BLOCKS = {"s1-b1": (1,), "s1-b2": (2,), "s1-b3": (3,), "s1-b12": (1, 2)}
+# Numbers of the norms in the whole model, from one.
+_NUMBERS: dict[str, Callable[[int], bool]] = {
+    "sw-cifar": lambda i: i == 1 or i % 4 == 0,
+    "sw-7": lambda i: i == 1 or (i % 6 == 0 and i <= 36),
+    "sw-14": lambda i: i == 1 or (i % 3 == 0 and i <= 39),
+}
 
 
 class Change(NamedTuple):
@@ -187,16 +198,16 @@ def _select(model: nn.Module, norms: dict[str, Norm], where: Where) -> tuple[lis
         return _select_by_name(norms, where), "by name"
     if where in ("all", "full"):
         return list(norms), "all norms"
-    first = next(iter(norms), None)
+    first = next(iter(norms))
     if where in ("l1", "s1"):
-        return [] if first is None else [first], "the first norm"
+        return [first], "the first norm"
     blocks = find_residual_blocks(model) if where in (*_BLOCKS, *_NUMBERS) else []
     if where in _BLOCKS:
         return _select_in_blocks(first, blocks, where), f"recipe {where}"
     if where in _NUMBERS:
         ordered = [first, *(name for names in blocks for name in names if name != first)]
         is_selected = _NUMBERS[where]
-        return [name for i, name in enumerate(ordered, 1) if name is not None and is_selected(i)], f"recipe {where}"
+        return [name for i, name in enumerate(ordered, 1) if is_selected(i)], f"recipe {where}"
     known = ("all", "full", "l1", "s1", *_BLOCKS, *_NUMBERS)
     hint = f"; module names come in a list: where=[{where!r}]" if _match(norms, where) else suggest(where, known)
     raise ValueError(
@@ -239,29 +250,15 @@ def _list_module_names(norms: dict[str, Norm]) -> set[str]:
     }
 
 
-# The suffix for one more layer, before the classifier.
-_FEATURES = "+df"
-_SHORTCUTS = ("downsample", "shortcut", "skip")
-# Numbers of the norms in each residual block, from one.
-_BLOCKS = {"s1-b1": (1,), "s1-b2": (2,), "s1-b3": (3,), "s1-b12": (1, 2)}
-# Numbers of the norms in the whole model, from one.
-_NUMBERS: dict[str, Callable[[int], bool]] = {
-    "sw-cifar": lambda i: i == 1 or i % 4 == 0,
-    "sw-7": lambda i: i == 1 or (i % 6 == 0 and i <= 36),
-    "sw-14": lambda i: i == 1 or (i % 3 == 0 and i <= 39),
-}
-
-
-def _select_in_blocks(first: str | None, blocks: list[list[str]], where: str) -> list[str]:
+def _select_in_blocks(first: str, blocks: list[list[str]], where: str) -> list[str]:
     numbers = _BLOCKS[where]
     shortest = min(map(len, blocks))
     if max(numbers) > shortest:
         raise ValueError(
             f"expected residual blocks with at least {max(numbers)} norms for where={where!r} (got blocks with "
-            f"{shortest}); of bottleneck blocks the third is there, of basic blocks only the first two"
+            f"{shortest}); bottleneck blocks have three norms, basic blocks two"
         )
-    inner = [names[i - 1] for names in blocks for i in numbers]
-    return [] if first is None else list(dict.fromkeys([first, *inner]))
+    return list(dict.fromkeys([first, *(names[i - 1] for names in blocks for i in numbers)]))
 
 
 def find_residual_blocks(model: nn.Module) -> list[list[str]]:

@@ -21,6 +21,7 @@ from whitenorm.models.transfer import (
     find_nearest_tensors,
     is_same_layer,
     make_identity_norm,
+    place_layer,
     transfer_hooks,
     transfer_origin,
     transfer_requires_grad,
@@ -138,9 +139,7 @@ def _make_replacement(
             f"{type(old).__name__} with activations {norm.activation}); build the architecture that was converted"
         )
     transfer_requires_grad(layer, norm)
-    transfer_origin(layer, norm, name)
-    layer.train(old.training)
-    replacement = put_before(Activated, layer, *norm.activation) if norm.activation else layer
+    replacement = place_layer(layer, norm, name)
     transfer_hooks(replacement, old)
     return replacement
 
@@ -150,8 +149,8 @@ def _describe_layer(name: str, module: nn.Module) -> dict[str, Any]:
     kind = type(module).__name__
     if _LAYERS.get(kind) is not type(module):
         raise ValueError(
-            f"expected layers of whitenorm's own classes (got {kind}, a class of its own, which cannot be made again "
-            "from a record); save its module whole with torch.save"
+            f"expected layers of whitenorm's own classes (got {kind}, which a record cannot describe); save the whole "
+            "module with torch.save"
         )
     arguments = {argument: _read_argument(name, module, argument) for argument in _list_arguments(type(module))}
     return {"layer": kind, "arguments": arguments}
@@ -179,8 +178,8 @@ def _describe_solver(name: str, solver: Any) -> str | dict[str, Any]:
         default = as_solver(kind)
     except ValueError:
         raise ValueError(
-            f"expected solvers with a name, such as 'zca', in a record (got {solver!r} at {name!r}); pass the layers "
-            "that use a function of your own again by convert_"
+            f"expected solvers with a name, such as 'zca', in a record (got {solver!r} at {name!r}); make layers "
+            "with a function of your own by convert_ again"
         ) from None
     return kind if solver == default else {"name": kind, **vars(solver)}
 
@@ -211,7 +210,7 @@ def _parse_entry(entry: Any, width: int) -> tuple[type[nn.Module], dict[str, Any
     size = next(arguments[name] for name in _SIZES if name in arguments)
     total = math.prod(size) if isinstance(size, tuple) else size
     if total != width:
-        raise ValueError(f"expected a layer for the width {width} of what it takes the place of (got {total})")
+        raise ValueError(f"expected a layer for the width {width} of the norm that it replaces (got {total})")
     return kind, arguments
 
 

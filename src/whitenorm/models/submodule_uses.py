@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-# Ways to use a module: a call with one input; any other call, or reading an attribute; anything else, after which its
-# own submodules may be used, too.
+# CALLED is a call with one input, TOUCHED any other call or read of an attribute, and OPENED anything else, after which
+# the module's own submodules may be used, too.
 CALLED, TOUCHED, OPENED = "called", "touched", "opened"
 
 _HARMLESS_CALLS = {"len", "isinstance", "hasattr", "type", "super", "bool", "id"}
@@ -24,7 +24,12 @@ Path = tuple[str, ...]
 
 
 class Use(NamedTuple):
-    """A use of submodules; there are several if an index or a loop chooses among them."""
+    """A use of one submodule, or of several if an index or a loop chooses among them.
+
+    Attributes:
+        modules: the submodules.
+        how: ``CALLED``, ``TOUCHED`` or ``OPENED``.
+    """
 
     modules: list[nn.Module]
     how: str
@@ -43,12 +48,12 @@ def find_uses(module: nn.Module) -> list[Use] | None:
             continue
         visited.add((owner, method))
         for definition in _find_definitions(type(owner), method):
-            tree = _parse(definition)
+            tree = _parse_source(definition)
             if tree is None:
                 return None
-            reader = _Reader(owner, tree)
-            uses += reader.uses
-            pending += reader.methods
+            collector = _UseCollector(owner, tree)
+            uses += collector.uses
+            pending += collector.methods
     return uses
 
 
@@ -65,7 +70,7 @@ def _find_definitions(kind: type, name: str) -> Iterator[Any]:
                 yield inspect.unwrap(function)
 
 
-def _parse(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _parse_source(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -73,8 +78,8 @@ def _parse(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     return next((node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
 
 
-class _Reader(ast.NodeVisitor):
-    """Follow ``self``, and local variables that hold its submodules, through one method."""
+class _UseCollector(ast.NodeVisitor):
+    """Collect the uses of ``self`` and its submodules, also through local variables, in the source of one method."""
 
     def __init__(self, module: nn.Module, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.module = module

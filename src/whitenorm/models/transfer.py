@@ -48,14 +48,18 @@ def make_replacement(layer: LayerLike, norm: Norm, options: Options, name: str, 
     """
     new, note = _make_layer(layer, norm, options)
     new.to(device=like.device, dtype=like.dtype)
-    if not any(tensor.is_floating_point() for tensor in _own_tensors(new)):
+    if not any(tensor.is_floating_point() for tensor in _list_tensors(new)):
         new._like = torch.empty(0, dtype=like.dtype, device=like.device)
     _transfer_parameters(new, norm)
     _transfer_population(new, norm)
+    return NewLayer(place_layer(new, norm, name), note or _describe_loss(new, norm))
+
+
+def place_layer(new: nn.Module, norm: Norm, name: str) -> nn.Module:
+    """Give a layer the norm's origin and training mode, and put it before the norm's activation, if there is one."""
     transfer_origin(new, norm, name)
     new.train(norm.module.training)
-    module = put_before(Activated, new, *norm.activation) if norm.activation else new
-    return NewLayer(module, note or _describe_loss(new, norm))
+    return put_before(Activated, new, *norm.activation) if norm.activation else new
 
 
 def find_nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
@@ -67,7 +71,7 @@ def find_nearest_tensors(model: nn.Module) -> dict[nn.Module, Tensor]:
     first = next(filter(Tensor.is_floating_point, (*model.parameters(), *model.buffers())), None)
     nearest: dict[nn.Module, Tensor] = {}
     for module in model.modules():
-        first = next(filter(Tensor.is_floating_point, _own_tensors(module)), first)
+        first = next(filter(Tensor.is_floating_point, _list_tensors(module)), first)
         nearest[module] = getattr(module, "_like", torch.empty(0)) if first is None else first
     return nearest
 
@@ -242,5 +246,5 @@ def _transfer_process_group(new: PopulationWhitening, old: nn.Module) -> None:
         new.process_group = old.process_group
 
 
-def _own_tensors(module: nn.Module) -> list[Tensor]:
+def _list_tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
