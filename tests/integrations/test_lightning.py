@@ -47,25 +47,27 @@ class Task(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(folder, callback, task=None, checkpoint=None, loggers=True, **options):
-    torch.manual_seed(0)
-    task = Task() if task is None else task
-    data = torch.utils.data.DataLoader(torch.randn(128, 8), 32)
-    logger = [
-        lightning.pytorch.loggers.CSVLogger(folder, "csv", ""),
-        lightning.pytorch.loggers.TensorBoardLogger(folder, "board", ""),
-    ]
-    trainer = lightning.Trainer(
-        logger=logger if loggers else False,
+def make_trainer(folder, callback, package=lightning, **options):
+    defaults = {"logger": False, "enable_checkpointing": False, "log_every_n_steps": 1}
+    return package.Trainer(
         callbacks=callback,
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
         default_root_dir=folder,
-        log_every_n_steps=1,
-        **{"max_epochs": 2, **options},
+        **{**defaults, **options},
     )
+
+
+def fit(folder, callback, task=None, checkpoint=None, has_loggers=True, max_epochs=2):
+    torch.manual_seed(0)
+    task = Task() if task is None else task
+    data = torch.utils.data.DataLoader(torch.randn(128, 8), 32)
+    loggers = [
+        lightning.pytorch.loggers.CSVLogger(folder, "csv", ""),
+        lightning.pytorch.loggers.TensorBoardLogger(folder, "board", ""),
+    ]
+    trainer = make_trainer(folder, callback, logger=loggers if has_loggers else False, max_epochs=max_epochs)
     trainer.fit(task, data, data, ckpt_path=checkpoint)
     return trainer, task
 
@@ -97,8 +99,8 @@ def test_logs_to_the_trainers_loggers_also_after_a_checkpoint(tmp_path):
 
 
 def test_the_monitor_does_not_change_the_training(tmp_path):
-    _, plain = fit(tmp_path / "a", None, loggers=False)
-    _, monitored = fit(tmp_path / "b", callbacks.NormMonitor(1, to=tmp_path / "norms.csv"), loggers=False)
+    _, plain = fit(tmp_path / "a", None, has_loggers=False)
+    _, monitored = fit(tmp_path / "b", callbacks.NormMonitor(1, to=tmp_path / "norms.csv"), has_loggers=False)
     assert all(torch.equal(value, monitored.state_dict()[name]) for name, value in plain.state_dict().items())
     assert len(read_column(tmp_path / "norms.csv", "condition_after")) == 8
 
@@ -106,22 +108,22 @@ def test_the_monitor_does_not_change_the_training(tmp_path):
 def test_an_error_leaves_no_hooks_on_the_model(tmp_path):
     callback, task = callbacks.NormMonitor(1, to=tmp_path / "norms.csv"), Task(fails_at=2)
     with pytest.raises(RuntimeError, match="mine"):
-        fit(tmp_path, callback, task, loggers=False)
+        fit(tmp_path, callback, task, has_loggers=False)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in task.modules())
     assert [step for step, _ in read_column(tmp_path / "norms.csv", "condition_after")] == [0, 1]
 
 
 def test_a_missing_logger_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="expected a trainer with a logger"):
-        fit(tmp_path, callbacks.NormMonitor(), loggers=False)
+        fit(tmp_path, callbacks.NormMonitor(), has_loggers=False)
 
 
 def test_pickles_and_copies_after_a_fit(tmp_path):
     callback = callbacks.NormMonitor(1, to=tmp_path / "norms.csv")
-    fit(tmp_path, callback, loggers=False, max_epochs=1)
+    fit(tmp_path, callback, has_loggers=False, max_epochs=1)
     for other in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
         assert (other.every, other.to, other.monitor) == (1, callback.to, None)
-        fit(tmp_path, other, loggers=False, max_epochs=1)
+        fit(tmp_path, other, has_loggers=False, max_epochs=1)
     assert len(read_column(tmp_path / "norms.csv", "condition_after")) == 12
 
 
@@ -144,29 +146,21 @@ def assert_recalibrated(model, state=None, data=DATA):
     torch.testing.assert_close(state["net.1.running_whitening"], matrix, atol=1e-4, rtol=1e-4)
 
 
-def train(folder, callback, task=None, data=DATA, package=lightning, **options):
+def fit_with_recalibration(folder, callback, task=None, data=DATA, max_epochs=3, **options):
     torch.manual_seed(0)
     task = Task() if task is None else task
     loader = data if isinstance(data, dict) else torch.utils.data.DataLoader(data, 32, shuffle=True)
-    trainer = package.Trainer(
-        callbacks=callback,
-        logger=False,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **{"max_epochs": 3, "enable_checkpointing": False, **options},
-    )
+    trainer = make_trainer(folder, callback, max_epochs=max_epochs, **options)
     trainer.fit(task, loader, torch.utils.data.DataLoader(DATA, 32))
     return trainer, task
 
 
 class TestRecalibrate:
     def test_runs_when_training_ends(self, tmp_path):
-        _, plain = train(tmp_path, None)
+        _, plain = fit_with_recalibration(tmp_path, None)
         with pytest.raises(AssertionError):
             assert_recalibrated(plain)
-        _, task = train(tmp_path, callbacks.Recalibrate())
+        _, task = fit_with_recalibration(tmp_path, callbacks.Recalibrate())
         assert_recalibrated(task)
         for name, parameter in plain.named_parameters():
             assert torch.equal(parameter, task.get_parameter(name)), name
@@ -178,14 +172,14 @@ class TestRecalibrate:
         if has_batch_norm:
             task.net.append(nn.BatchNorm1d(1))
         averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=1)
-        _, task = train(tmp_path, [averaging, callbacks.Recalibrate()], task)
+        _, task = fit_with_recalibration(tmp_path, [averaging, callbacks.Recalibrate()], task)
         for average, parameter in zip(averaging._average_model.parameters(), task.parameters(), strict=True):
             assert torch.equal(average, parameter)
         assert_recalibrated(task)
 
     def test_averaged_weights_and_their_checkpoint(self, tmp_path):
         averaging = lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.9)
-        trainer, task = train(tmp_path, [averaging, callbacks.Recalibrate()])
+        trainer, task = fit_with_recalibration(tmp_path, [averaging, callbacks.Recalibrate()])
         assert_recalibrated(task)
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
@@ -208,9 +202,9 @@ class TestRecalibrate:
                     assert not pl_module.training
                     states.append(copy.deepcopy(pl_module.state_dict()))
 
-        _, plain = train(tmp_path, make_averaging())
+        _, plain = fit_with_recalibration(tmp_path, make_averaging())
         callback = callbacks.Recalibrate(before_validation=True)
-        _, task = train(tmp_path, [*make_averaging(), callback, Check()])
+        _, task = fit_with_recalibration(tmp_path, [*make_averaging(), callback, Check()])
         assert len(states) == 12
         assert not torch.equal(states[0]["net.0.weight"], states[-1]["net.0.weight"])
         # The training is the same: neither the order of batches nor dropout have changed.
@@ -225,10 +219,10 @@ class TestRecalibrate:
                 sizes.append(len(x))
                 return super().forward(x)
 
-        train(tmp_path, callbacks.Recalibrate(batches=2), Count())
+        fit_with_recalibration(tmp_path, callbacks.Recalibrate(batches=2), Count())
         assert sizes == [32, 32]
         sizes.clear()
-        train(tmp_path, callbacks.Recalibrate(), Count(), limit_train_batches=3)
+        fit_with_recalibration(tmp_path, callbacks.Recalibrate(), Count(), limit_train_batches=3)
         assert sizes == [32] * 3
 
     def test_batches_of_several_loaders(self, tmp_path):
@@ -238,11 +232,11 @@ class TestRecalibrate:
 
         loaders = {name: torch.utils.data.DataLoader(DATA + shift, 32) for name, shift in (("a", 0), ("b", 9))}
         callback = callbacks.Recalibrate(inputs=lambda batch: batch["b"])
-        _, task = train(tmp_path, callback, Pairs(), loaders)
+        _, task = fit_with_recalibration(tmp_path, callback, Pairs(), loaders)
         assert_recalibrated(task, data=DATA + 9)
 
     def test_half_precision(self, tmp_path):
-        _, task = train(tmp_path, callbacks.Recalibrate(), precision="bf16-mixed")
+        _, task = fit_with_recalibration(tmp_path, callbacks.Recalibrate(), precision="bf16-mixed")
         mean, _ = compute_population(task)
         torch.testing.assert_close(task.net[1].running_mean, mean, atol=2e-2, rtol=2e-2)
         assert task.net[1].running_mean.dtype == torch.float32
@@ -250,20 +244,20 @@ class TestRecalibrate:
     def test_a_later_averaging_callback_is_an_error(self, tmp_path):
         averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)
         with pytest.raises(ValueError, match=r"expected Recalibrate after StochasticWeightAveraging in callbacks"):
-            train(tmp_path, [callbacks.Recalibrate(), averaging])
+            fit_with_recalibration(tmp_path, [callbacks.Recalibrate(), averaging])
 
     def test_a_model_without_statistics_is_an_error(self, tmp_path):
         task = Task()
         task.net[1] = whitenorm.GroupWhitening(2, 8)
         with pytest.raises(ValueError, match=r"expected a model with population statistics \(got Task without"):
-            train(tmp_path, callbacks.Recalibrate(), task)
+            fit_with_recalibration(tmp_path, callbacks.Recalibrate(), task)
 
     def test_a_model_without_forward_is_an_error(self, tmp_path):
         class NoForward(Task):
             forward = lightning.LightningModule.forward
 
         with pytest.raises(ValueError, match="expected a model with a forward"):
-            train(tmp_path, callbacks.Recalibrate(), NoForward())
+            fit_with_recalibration(tmp_path, callbacks.Recalibrate(), NoForward())
 
     @pytest.mark.parametrize("batches", [0, -1, 1.5, True])
     def test_a_wrong_number_of_batches_is_an_error(self, batches):
@@ -282,7 +276,7 @@ class TestRecalibrate:
                 self.net, self.fails_at = Task().net, None
 
         averaging = other.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=1)
-        _, task = train(tmp_path, [averaging, callbacks.Recalibrate()], Other(), package=other)
+        _, task = fit_with_recalibration(tmp_path, [averaging, callbacks.Recalibrate()], Other(), package=other)
         assert_recalibrated(task)
 
 
@@ -292,12 +286,12 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from tests.integrations.test_lightning import assert_recalibrated, callbacks, train
+from tests.integrations.test_lightning import assert_recalibrated, callbacks, fit_with_recalibration
 
 if __name__ == "__main__":
     strategy = DDPStrategy(process_group_backend="gloo", start_method="popen")
     callback = callbacks.Recalibrate(before_validation=True)
-    _, task = train(Path(sys.argv[1]), callback, strategy=strategy, devices=2)
+    _, task = fit_with_recalibration(Path(sys.argv[1]), callback, strategy=strategy, devices=2)
     assert torch.distributed.get_world_size() == 2
     assert task.net[1].process_group is None
     assert_recalibrated(task)

@@ -10,7 +10,7 @@ from torch import nn
 import whitenorm
 from tests.helpers.models import ResNet, convert_and_train, count_layers, make_iternorm, randomize_whitening
 from whitenorm import fold_
-from whitenorm.models.modules import ChannelMap
+from whitenorm.models import ChannelMap
 
 
 def check_fold(model, x, is_merged=True, warning=None, **options):

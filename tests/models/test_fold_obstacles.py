@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 import whitenorm
 from tests.helpers.models import count_layers, make_iternorm, make_pair, randomize_norms, randomize_whitening
 from whitenorm import fold_
-from whitenorm.models.modules import BatchedIdentity, ChannelMap
+from whitenorm.models import BatchedIdentity, ChannelMap
 
 
 def check_unfolded(model, match, x=None, **options):

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.helpers.models import count_layers, make_iternorm, make_pair
 from whitenorm import fold_
-from whitenorm.models.modules import BatchedIdentity
+from whitenorm.models import BatchedIdentity
 
 
 class Outer(nn.Module):

@@ -16,7 +16,7 @@ from whitenorm.diagnostics.monitoring import Monitor
 from whitenorm.diagnostics.reports import Inspection
 from whitenorm.layers import PopulationWhitening
 from whitenorm.models import recalibrate_
-from whitenorm.models.norms import BATCH_NORM
+from whitenorm.models.norms import keeps_population
 
 try:
     import lightning.pytorch as pl
@@ -200,11 +200,7 @@ class Recalibrate(pl.Callback):
 
 def _find_population_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that keep population statistics, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (PopulationWhitening, BATCH_NORM)) and module.track_running_stats
-    }
+    return {name: module for name, module in model.named_modules() if keeps_population(module)}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from whitenorm.models import recipes
 from whitenorm.models.checkpoints import load_converted, load_published
 from whitenorm.models.convert import convert_
 from whitenorm.models.fold import fold_
-from whitenorm.models.modules import Activated, LayerWhitening2d
+from whitenorm.models.modules import Activated, BatchedIdentity, ChannelMap, LayerWhitening2d
 from whitenorm.models.norms import Norm, find_norms
 from whitenorm.models.recalibrate import recalibrate_
 from whitenorm.models.recipes import Where
@@ -16,6 +16,8 @@ from whitenorm.models.targets import WHITENING_NAMES, LayerLike
 __all__ = [
     "WHITENING_NAMES",
     "Activated",
+    "BatchedIdentity",
+    "ChannelMap",
     "LayerLike",
     "LayerWhitening2d",
     "Norm",

@@ -155,6 +155,11 @@ def find_norms(model: nn.Module) -> dict[str, Norm]:
     return {name: norm for name, norm in norms.items() if norm is not None}
 
 
+def keeps_population(module: nn.Module) -> bool:
+    """Return whether a layer is a BatchNorm or whitening layer that keeps population statistics."""
+    return isinstance(module, (PopulationWhitening, BATCH_NORM)) and bool(module.track_running_stats)
+
+
 def _is_frozen(module: nn.Module) -> bool:
     return any(base.__name__.endswith(_FROZEN) for base in type(module).__mro__)
 

@@ -11,7 +11,7 @@ from whitenorm._runtime import to_float64
 from whitenorm.layers import BatchWhitening, PopulationWhitening
 from whitenorm.models.affine import Affine, read_affine
 from whitenorm.models.modules import Activated
-from whitenorm.models.norms import BATCH_NORM, Norm, Population
+from whitenorm.models.norms import BATCH_NORM, Norm, Population, keeps_population
 
 # The largest difference, in standard deviations of the output, that counts as rounding.
 _TOLERANCE = 1e-3
@@ -45,8 +45,7 @@ def describe_output_change(new: nn.Module, norm: Norm, old: str) -> str:
     layer = new[0] if isinstance(new, Activated) else new
     if _keeps_output(layer, norm):
         return ""
-    keeps_population = isinstance(layer, (PopulationWhitening, BATCH_NORM)) and bool(layer.track_running_stats)
-    remedy = "call recalibrate_(model, batches), then fine-tune" if keeps_population else "fine-tune the model"
+    remedy = "call recalibrate_(model, batches), then fine-tune" if keeps_population(layer) else "fine-tune the model"
     return f"{type(layer).__name__} computes another function than {old}: {remedy}"
 
 

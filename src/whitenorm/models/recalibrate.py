@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whitenorm._runtime import check_floating
 from whitenorm.layers import PopulationWhitening, unchanged_buffers
-from whitenorm.models.norms import BATCH_NORM
+from whitenorm.models.norms import BATCH_NORM, keeps_population
 from whitenorm.ops.check import check_channels, check_mask
 from whitenorm.ops.distributed import Group, Lockstep, over_ranks
 from whitenorm.ops.statistics import channel_moments
@@ -46,7 +46,7 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
         >>> recalibrate_(model, data)[0].running_mean.allclose(data.flatten(0, 1).mean(0), atol=1e-5)
         True
     """
-    layers = [module for module in model.modules() if _keeps_population(module)]
+    layers = [module for module in model.modules() if keeps_population(module)]
     if not layers:
         raise ValueError(
             f"expected a model with population statistics (got {type(model).__name__} without a whitening or BatchNorm "
@@ -70,10 +70,6 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
     for layer, total in moments.items():
         _set_population(layer, total)
     return model
-
-
-def _keeps_population(module: nn.Module) -> bool:
-    return isinstance(module, (PopulationWhitening, BATCH_NORM)) and bool(module.track_running_stats)
 
 
 def _iterate_inputs(batches: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
