@@ -35,7 +35,7 @@ def synchronize_(model: nn.Module, process_group: Group = None) -> nn.Module:
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
-            "expected an initialised process group (got none); call torch.distributed.init_process_group first, in a "
+            "expected an initialized process group (got none); call torch.distributed.init_process_group first, in a "
             "program started by torchrun, or leave synchronize_ out in a single process"
         )
     layers = [module for module in model.modules() if isinstance(module, PopulationWhitening)]
@@ -62,7 +62,7 @@ def _synchronize_batch_norms(model: nn.Module, group: Group) -> nn.Module:
     if local:
         warnings.warn(
             f"{len(local)} BatchNorms stay local ({', '.join(local[:3])}{', …' if len(local) > 3 else ''}): torch's "
-            "SyncBatchNorm trains on GPUs alone; move the model to its GPU first, or convert them, as "
+            "SyncBatchNorm trains only on GPUs; move the model to its GPU first, or convert them, as "
             'convert_(model, "iternorm", group_size=1) is BatchNorm too',
             stacklevel=3,
         )
