@@ -1,4 +1,4 @@
-"""Random conversions, each a function of a seed: a norm of any kind, dtype and state, and what takes its place."""
+"""Random conversions from a seed: a norm of any kind, dtype and state, and the layer it is converted to."""
 
 import copy
 import random
@@ -10,28 +10,15 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import whitenorm
-from tests.helpers.models import BatchNormAct2d, trained
+from tests.helpers.models import BatchNormAct2d, FrozenBatchNorm2d, randomize_norms
 from whitenorm._runtime import compute_dtype
+from whitenorm.models import WHITENING_NAMES
 
-WHITENING = ("iternorm", "dbn", "bw-sigma", "sw", "sw5", "gw", "iw")
-TARGETS = (*WHITENING, "bn", "gn", "ln")
+TARGETS = (*WHITENING_NAMES, "bn", "gn", "ln")
 # Targets that keep the eval output of a trained BatchNorm.
-KEEPING = ("iternorm", "dbn", "bw-sigma", "bn")
+OUTPUT_KEEPING = ("iternorm", "dbn", "bw-sigma", "bn")
 CHANNELS = 8
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-
-
-class FrozenBatchNorm2d(nn.Module):
-    """BatchNorm of buffers only, as in torchvision."""
-
-    def __init__(self):
-        super().__init__()
-        self.eps = 1e-5
-        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
-            self.register_buffer(name, torch.full((CHANNELS,), value))
-
-    def forward(self, x):
-        return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 class OwnForward(nn.BatchNorm2d):
@@ -62,7 +49,7 @@ def make_patched():
     return norm
 
 
-def _batch_norms():
+def _list_batch_norms():
     for affine in (True, False):
         for tracks in (True, False):
             for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
@@ -70,7 +57,7 @@ def _batch_norms():
                 yield name, lambda kind=kind, a=affine, t=tracks: kind(CHANNELS, affine=a, track_running_stats=t)
 
 
-# Norms by name. Those that are refused would lose something.
+# Norms that are not converted, because something would be lost.
 REFUSED = {
     "own forward": lambda: OwnForward(CHANNELS),
     "own tensor": OwnTensor,
@@ -78,10 +65,10 @@ REFUSED = {
     "patched": make_patched,
 }
 SOURCES = {
-    **dict(_batch_norms()),
+    **dict(_list_batch_norms()),
     **REFUSED,
     "BatchNormAct2d": lambda: BatchNormAct2d(CHANNELS),
-    "FrozenBatchNorm2d": FrozenBatchNorm2d,
+    "FrozenBatchNorm2d": lambda: FrozenBatchNorm2d(CHANNELS),
     "InstanceNorm2d": lambda: nn.InstanceNorm2d(CHANNELS),
     "InstanceNorm1d(affine=True)": lambda: nn.InstanceNorm1d(CHANNELS, affine=True),
     "GroupNorm": lambda: nn.GroupNorm(4, CHANNELS),
@@ -90,12 +77,12 @@ SOURCES = {
     "LayerNorm(elementwise_affine=False)": lambda: nn.LayerNorm(CHANNELS, elementwise_affine=False),
     "LayerNorm(bias=False)": lambda: nn.LayerNorm(CHANNELS, bias=False),
     "RMSNorm": lambda: nn.RMSNorm(CHANNELS),
-    **{name: lambda name=name: whitenorm.convert_(nn.BatchNorm2d(CHANNELS), name) for name in WHITENING},
+    **{name: lambda name=name: whitenorm.convert_(nn.BatchNorm2d(CHANNELS), name) for name in WHITENING_NAMES},
 }
 
 
 class Conversion(NamedTuple):
-    """A norm in a model, and what it is converted to."""
+    """A norm in a model, and the target that it is converted to."""
 
     source: str
     target: str
@@ -122,14 +109,14 @@ def draw_conversion(seed):
 
 
 def make_model(case, seed):
-    """The norm beside a layer that tells the dtype, as models have it."""
+    """Make a model of the norm and a linear layer, which determines the dtype of layers without tensors."""
     norm = SOURCES[case.source]()
     if case.is_trained:
-        trained(norm, seed)
+        randomize_norms(norm, seed)
         for tensor in norm.parameters():
             if tensor.ndim == 1:
-                trained_values = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed))
-                tensor.data.copy_(trained_values + 0.5)
+                values = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed))
+                tensor.data.copy_(values + 0.5)
     model = nn.ModuleDict({"linear": nn.Linear(2, 2), "norm": norm}).to(case.device, case.dtype).train(case.training)
     return model.requires_grad_(not case.is_frozen)
 
@@ -143,14 +130,14 @@ def make_input(case, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(case.dtype)
 
 
-def is_signed_of_training(case):
-    """Whether anything in the norm tells that it was trained."""
-    unaffine = "ffine=False" in case.source or case.source == "InstanceNorm2d"
-    return case.is_trained and not (unaffine and "track_running_stats=True" not in case.source)
+def shows_training(case):
+    """Return whether the norm is trained and has tensors that show it."""
+    has_affine = "ffine=False" not in case.source and case.source != "InstanceNorm2d"
+    return case.is_trained and (has_affine or "track_running_stats=True" in case.source)
 
 
 def run_conversion(seed):
-    """Convert by a seed, and return what is wrong with the result."""
+    """Run the conversion of a seed, and return a list of problems with the result."""
     case = draw_conversion(seed)
     model = make_model(case, seed)
     old = copy.deepcopy(model["norm"])
@@ -159,25 +146,26 @@ def run_conversion(seed):
         try:
             whitenorm.convert_(model, case.target, keep_eps=case.keep_eps)
         except ValueError as error:
-            refused = case.source in REFUSED and "without a loss" in str(error)
-            return [] if refused else [f"{error}"]
-    words = "\n".join(str(warning.message) for warning in caught)
+            is_expected = case.source in REFUSED and "without a loss" in str(error)
+            return [] if is_expected else [f"{error}"]
+    text = "\n".join(str(warning.message) for warning in caught)
     if case.source in REFUSED:
-        return [] if "nothing is converted" in words else ["was converted"]
-    problems = list(_lost(case, old, model["norm"]))
+        return [] if "nothing is converted" in text else ["was converted"]
+    problems = list(_find_lost_state(case, old, model["norm"]))
     if case.device == "cpu":
-        problems += _wrong_outputs(case, old, model["norm"], make_input(case, seed), "output in eval mode" in words)
+        has_warned = "output in eval mode" in text
+        problems += _find_wrong_outputs(case, old, model["norm"], make_input(case, seed), has_warned)
     return problems
 
 
-def _lost(case, old, new):
+def _find_lost_state(case, old, new):
     wide = compute_dtype(case.dtype)
     for name, parameter in new.named_parameters():
         if parameter.dtype != case.dtype:
             yield f"{name} of {parameter.dtype}"
-        frozen = case.is_frozen or case.source == "FrozenBatchNorm2d"
+        is_frozen = case.is_frozen or case.source == "FrozenBatchNorm2d"
         has_affine = getattr(old, "weight", None) is not None
-        if has_affine and parameter.requires_grad == frozen:
+        if has_affine and parameter.requires_grad == is_frozen:
             yield f"{name} with requires_grad={parameter.requires_grad}"
     for name, buffer in new.named_buffers():
         if buffer.is_floating_point() and buffer.dtype not in (case.dtype, wide):
@@ -188,7 +176,7 @@ def _lost(case, old, new):
         yield "another mode"
 
 
-def _wrong_outputs(case, old, new, x, warned):
+def _find_wrong_outputs(case, old, new, x, has_warned):
     with torch.no_grad():
         expected, actual = (copy.deepcopy(norm).eval()(x).double() for norm in (old, new))
     y = copy.deepcopy(new).train()(x)
@@ -196,12 +184,12 @@ def _wrong_outputs(case, old, new, x, warned):
         yield "not finite, or of another dtype"
     difference = (actual - expected).abs().max() / expected.abs().max()
     has_population = "BatchNorm" in case.source and "track_running_stats=False" not in case.source
-    if has_population and case.target in KEEPING:
+    if has_population and case.target in OUTPUT_KEEPING:
         if difference > TOLERANCE[case.dtype]:
             yield f"eval output off by {difference:.2g}"
-        if warned:
+        if has_warned:
             yield "a warning where the output is kept"
-    if is_signed_of_training(case) and difference > max(0.05, TOLERANCE[case.dtype]) and not warned:
+    if shows_training(case) and difference > max(0.05, TOLERANCE[case.dtype]) and not has_warned:
         yield f"no warning where the output is off by {difference:.2g}"
-    if not case.is_trained and warned:
+    if not case.is_trained and has_warned:
         yield "a warning of a model that is not trained"

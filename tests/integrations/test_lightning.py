@@ -1,4 +1,4 @@
-"""The callbacks for lightning: the norms of a model that it trains, and their statistics afterwards."""
+"""Callbacks for lightning: a monitor of the norms, and recalibration of their statistics."""
 
 import copy
 import csv
@@ -18,7 +18,7 @@ lightning = pytest.importorskip("lightning")
 callbacks = pytest.importorskip("whitenorm.integrations.lightning")
 
 pytestmark = [
-    # lightning's own.
+    # Warnings of lightning itself.
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
 ]
@@ -47,40 +47,42 @@ class Task(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(folder, callback, task=None, checkpoint=None, loggers=True, **options):
-    torch.manual_seed(0)
-    task = Task() if task is None else task
-    data = torch.utils.data.DataLoader(torch.randn(128, 8), 32)
-    logger = [
-        lightning.pytorch.loggers.CSVLogger(folder, "csv", ""),
-        lightning.pytorch.loggers.TensorBoardLogger(folder, "board", ""),
-    ]
-    trainer = lightning.Trainer(
-        logger=logger if loggers else False,
+def make_trainer(folder, callback, package=lightning, **options):
+    defaults = {"logger": False, "enable_checkpointing": False, "log_every_n_steps": 1}
+    return package.Trainer(
         callbacks=callback,
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
         default_root_dir=folder,
-        log_every_n_steps=1,
-        **{"max_epochs": 2, **options},
+        **{**defaults, **options},
     )
+
+
+def fit(folder, callback, task=None, checkpoint=None, has_loggers=True, max_epochs=2):
+    torch.manual_seed(0)
+    task = Task() if task is None else task
+    data = torch.utils.data.DataLoader(torch.randn(128, 8), 32)
+    loggers = [
+        lightning.pytorch.loggers.CSVLogger(folder, "csv", ""),
+        lightning.pytorch.loggers.TensorBoardLogger(folder, "board", ""),
+    ]
+    trainer = make_trainer(folder, callback, logger=loggers if has_loggers else False, max_epochs=max_epochs)
     trainer.fit(task, data, data, ckpt_path=checkpoint)
     return trainer, task
 
 
-def rows_of(path, key):
+def read_column(path, key):
     with path.open() as file:
         return [(int(row["step"]), float(row[key])) for row in csv.DictReader(file) if row.get(key)]
 
 
-def test_to_the_trainers_loggers_and_on_after_a_checkpoint(tmp_path):
+def test_logs_to_the_trainers_loggers_also_after_a_checkpoint(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     callback = callbacks.NormMonitor(every=3)
     trainer, _ = fit(tmp_path, callback)
-    logged = rows_of(tmp_path / "csv" / "metrics.csv", "norm/net.1/condition_before")
+    logged = read_column(tmp_path / "csv" / "metrics.csv", "norm/net.1/condition_before")
     assert [step for step, _ in logged] == [0, 3, 6]
     row = callback.monitor.last[0]
     assert logged[-1][1] == pytest.approx(row.condition_before)
@@ -92,44 +94,44 @@ def test_to_the_trainers_loggers_and_on_after_a_checkpoint(tmp_path):
 
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     fit(tmp_path / "on", callbacks.NormMonitor(every=3), checkpoint=tmp_path / "last.ckpt", max_epochs=3)
-    logged = rows_of(tmp_path / "on" / "csv" / "metrics.csv", "norm/net.1/condition_before")
+    logged = read_column(tmp_path / "on" / "csv" / "metrics.csv", "norm/net.1/condition_before")
     assert [step for step, _ in logged] == [8, 11]
 
 
-def test_the_training_is_the_same_bit_for_bit(tmp_path):
-    _, plain = fit(tmp_path / "a", None, loggers=False)
-    _, watched = fit(tmp_path / "b", callbacks.NormMonitor(1, to=tmp_path / "norms.csv"), loggers=False)
-    assert all(torch.equal(value, watched.state_dict()[name]) for name, value in plain.state_dict().items())
-    assert len(rows_of(tmp_path / "norms.csv", "condition_after")) == 8
+def test_the_monitor_does_not_change_the_training(tmp_path):
+    _, plain = fit(tmp_path / "a", None, has_loggers=False)
+    _, monitored = fit(tmp_path / "b", callbacks.NormMonitor(1, to=tmp_path / "norms.csv"), has_loggers=False)
+    assert all(torch.equal(value, monitored.state_dict()[name]) for name, value in plain.state_dict().items())
+    assert len(read_column(tmp_path / "norms.csv", "condition_after")) == 8
 
 
-def test_a_failure_leaves_nothing_on_the_model(tmp_path):
+def test_an_error_leaves_no_hooks_on_the_model(tmp_path):
     callback, task = callbacks.NormMonitor(1, to=tmp_path / "norms.csv"), Task(fails_at=2)
     with pytest.raises(RuntimeError, match="mine"):
-        fit(tmp_path, callback, task, loggers=False)
+        fit(tmp_path, callback, task, has_loggers=False)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in task.modules())
-    assert [step for step, _ in rows_of(tmp_path / "norms.csv", "condition_after")] == [0, 1]
+    assert [step for step, _ in read_column(tmp_path / "norms.csv", "condition_after")] == [0, 1]
 
 
-def test_no_logger_is_an_error(tmp_path):
+def test_a_missing_logger_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="expected a trainer with a logger"):
-        fit(tmp_path, callbacks.NormMonitor(), loggers=False)
+        fit(tmp_path, callbacks.NormMonitor(), has_loggers=False)
 
 
 def test_pickles_and_copies_after_a_fit(tmp_path):
     callback = callbacks.NormMonitor(1, to=tmp_path / "norms.csv")
-    fit(tmp_path, callback, loggers=False, max_epochs=1)
+    fit(tmp_path, callback, has_loggers=False, max_epochs=1)
     for other in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
         assert (other.every, other.to, other.monitor) == (1, callback.to, None)
-        fit(tmp_path, other, loggers=False, max_epochs=1)
-    assert len(rows_of(tmp_path / "norms.csv", "condition_after")) == 12
+        fit(tmp_path, other, has_loggers=False, max_epochs=1)
+    assert len(read_column(tmp_path / "norms.csv", "condition_after")) == 12
 
 
 DATA = torch.randn(128, 8, generator=torch.Generator().manual_seed(1)) * 3 + 1
 
 
-def population_of(model, data=DATA):
-    """The mean and matrix that the layer has after it saw all of the data, by hand."""
+def compute_population(model, data=DATA):
+    """Return the mean and matrix of the layer for all of the data, without recalibration."""
     layer = copy.deepcopy(model.net[1])
     with torch.no_grad():
         features = model.net[0](data)
@@ -138,54 +140,46 @@ def population_of(model, data=DATA):
 
 
 def assert_recalibrated(model, state=None, data=DATA):
-    mean, matrix = population_of(model, data)
+    mean, matrix = compute_population(model, data)
     state = model.state_dict() if state is None else state
     torch.testing.assert_close(state["net.1.running_mean"], mean, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state["net.1.running_whitening"], matrix, atol=1e-4, rtol=1e-4)
 
 
-def recalibrated(folder, callback, task=None, data=DATA, trainer_of=lightning, **options):
+def fit_with_recalibration(folder, callback, task=None, data=DATA, max_epochs=3, **options):
     torch.manual_seed(0)
     task = Task() if task is None else task
     loader = data if isinstance(data, dict) else torch.utils.data.DataLoader(data, 32, shuffle=True)
-    trainer = trainer_of.Trainer(
-        callbacks=callback,
-        logger=False,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **{"max_epochs": 3, "enable_checkpointing": False, **options},
-    )
+    trainer = make_trainer(folder, callback, max_epochs=max_epochs, **options)
     trainer.fit(task, loader, torch.utils.data.DataLoader(DATA, 32))
     return trainer, task
 
 
 class TestRecalibrate:
-    def test_when_training_ends(self, tmp_path):
-        _, plain = recalibrated(tmp_path, None)
+    def test_runs_when_training_ends(self, tmp_path):
+        _, plain = fit_with_recalibration(tmp_path, None)
         with pytest.raises(AssertionError):
             assert_recalibrated(plain)
-        _, task = recalibrated(tmp_path, callbacks.Recalibrate())
+        _, task = fit_with_recalibration(tmp_path, callbacks.Recalibrate())
         assert_recalibrated(task)
         for name, parameter in plain.named_parameters():
             assert torch.equal(parameter, task.get_parameter(name)), name
 
-    @pytest.mark.parametrize("batch_norm", [False, True])
-    def test_weights_averaged_by_lightning(self, tmp_path, batch_norm):
-        """With a BatchNorm beside it, the averaging has an epoch of its own for that."""
+    @pytest.mark.parametrize("has_batch_norm", [False, True])
+    def test_stochastic_weight_averaging(self, tmp_path, has_batch_norm):
+        """If there is a BatchNorm, lightning runs one more epoch for its statistics."""
         task = Task()
-        if batch_norm:
+        if has_batch_norm:
             task.net.append(nn.BatchNorm1d(1))
         averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=1)
-        _, task = recalibrated(tmp_path, [averaging, callbacks.Recalibrate()], task)
-        for averaged, own in zip(averaging._average_model.parameters(), task.parameters(), strict=True):
-            assert torch.equal(averaged, own)
+        _, task = fit_with_recalibration(tmp_path, [averaging, callbacks.Recalibrate()], task)
+        for average, parameter in zip(averaging._average_model.parameters(), task.parameters(), strict=True):
+            assert torch.equal(average, parameter)
         assert_recalibrated(task)
 
-    def test_averaged_weights_and_the_checkpoint_of_them(self, tmp_path):
+    def test_averaged_weights_and_their_checkpoint(self, tmp_path):
         averaging = lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.9)
-        trainer, task = recalibrated(tmp_path, [averaging, callbacks.Recalibrate()])
+        trainer, task = fit_with_recalibration(tmp_path, [averaging, callbacks.Recalibrate()])
         assert_recalibrated(task)
         trainer.save_checkpoint(tmp_path / "last.ckpt")
         saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
@@ -194,42 +188,42 @@ class TestRecalibrate:
         other.load_state_dict(saved)
         assert_recalibrated(other)
 
-    @pytest.mark.parametrize("averages", [False, True])
-    def test_before_each_validation(self, tmp_path, averages):
-        def averaging():
-            return [lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.9)] if averages else []
+    @pytest.mark.parametrize("has_average", [False, True])
+    def test_runs_before_each_validation(self, tmp_path, has_average):
+        def make_averaging():
+            return [lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.9)] if has_average else []
 
-        seen = []
+        states = []
 
-        class Look(lightning.Callback):
+        class Check(lightning.Callback):
             def on_validation_batch_start(self, trainer, pl_module, *_):
                 if not trainer.sanity_checking:
                     assert_recalibrated(pl_module)
                     assert not pl_module.training
-                    seen.append(copy.deepcopy(pl_module.state_dict()))
+                    states.append(copy.deepcopy(pl_module.state_dict()))
 
-        _, plain = recalibrated(tmp_path, averaging())
+        _, plain = fit_with_recalibration(tmp_path, make_averaging())
         callback = callbacks.Recalibrate(before_validation=True)
-        _, task = recalibrated(tmp_path, [*averaging(), callback, Look()])
-        assert len(seen) == 12
-        assert not torch.equal(seen[0]["net.0.weight"], seen[-1]["net.0.weight"])
+        _, task = fit_with_recalibration(tmp_path, [*make_averaging(), callback, Check()])
+        assert len(states) == 12
+        assert not torch.equal(states[0]["net.0.weight"], states[-1]["net.0.weight"])
         # The training is the same: neither the order of batches nor dropout have changed.
         for name, parameter in plain.named_parameters():
             assert torch.equal(parameter, task.get_parameter(name)), name
 
     def test_some_batches(self, tmp_path):
-        seen = []
+        sizes = []
 
         class Count(Task):
             def forward(self, x):
-                seen.append(len(x))
+                sizes.append(len(x))
                 return super().forward(x)
 
-        recalibrated(tmp_path, callbacks.Recalibrate(batches=2), Count())
-        assert seen == [32, 32]
-        seen.clear()
-        recalibrated(tmp_path, callbacks.Recalibrate(), Count(), limit_train_batches=3)
-        assert seen == [32] * 3
+        fit_with_recalibration(tmp_path, callbacks.Recalibrate(batches=2), Count())
+        assert sizes == [32, 32]
+        sizes.clear()
+        fit_with_recalibration(tmp_path, callbacks.Recalibrate(), Count(), limit_train_batches=3)
+        assert sizes == [32] * 3
 
     def test_batches_of_several_loaders(self, tmp_path):
         class Pairs(Task):
@@ -238,39 +232,39 @@ class TestRecalibrate:
 
         loaders = {name: torch.utils.data.DataLoader(DATA + shift, 32) for name, shift in (("a", 0), ("b", 9))}
         callback = callbacks.Recalibrate(inputs=lambda batch: batch["b"])
-        _, task = recalibrated(tmp_path, callback, Pairs(), loaders)
+        _, task = fit_with_recalibration(tmp_path, callback, Pairs(), loaders)
         assert_recalibrated(task, data=DATA + 9)
 
     def test_half_precision(self, tmp_path):
-        _, task = recalibrated(tmp_path, callbacks.Recalibrate(), precision="bf16-mixed")
-        mean, _ = population_of(task)
+        _, task = fit_with_recalibration(tmp_path, callbacks.Recalibrate(), precision="bf16-mixed")
+        mean, _ = compute_population(task)
         torch.testing.assert_close(task.net[1].running_mean, mean, atol=2e-2, rtol=2e-2)
         assert task.net[1].running_mean.dtype == torch.float32
 
-    def test_before_what_averages_weights_is_an_error(self, tmp_path):
+    def test_a_later_averaging_callback_is_an_error(self, tmp_path):
         averaging = lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)
         with pytest.raises(ValueError, match=r"expected Recalibrate after StochasticWeightAveraging in callbacks"):
-            recalibrated(tmp_path, [callbacks.Recalibrate(), averaging])
+            fit_with_recalibration(tmp_path, [callbacks.Recalibrate(), averaging])
 
-    def test_a_model_without_statistics_is_an_error_when_training_begins(self, tmp_path):
+    def test_a_model_without_statistics_is_an_error(self, tmp_path):
         task = Task()
         task.net[1] = whitenorm.GroupWhitening(2, 8)
         with pytest.raises(ValueError, match=r"expected a model with population statistics \(got Task without"):
-            recalibrated(tmp_path, callbacks.Recalibrate(), task)
+            fit_with_recalibration(tmp_path, callbacks.Recalibrate(), task)
 
-    def test_a_model_without_forward_is_an_error_when_training_begins(self, tmp_path):
+    def test_a_model_without_forward_is_an_error(self, tmp_path):
         class NoForward(Task):
             forward = lightning.LightningModule.forward
 
         with pytest.raises(ValueError, match="expected a model with a forward"):
-            recalibrated(tmp_path, callbacks.Recalibrate(), NoForward())
+            fit_with_recalibration(tmp_path, callbacks.Recalibrate(), NoForward())
 
     @pytest.mark.parametrize("batches", [0, -1, 1.5, True])
     def test_a_wrong_number_of_batches_is_an_error(self, batches):
         with pytest.raises(ValueError, match="expected batches to be a whole number"):
             callbacks.Recalibrate(batches)
 
-    def test_under_the_trainer_of_pytorch_lightning(self, tmp_path):
+    def test_the_trainer_of_pytorch_lightning(self, tmp_path):
         other = pytest.importorskip("pytorch_lightning")
 
         class Other(other.LightningModule):
@@ -282,7 +276,7 @@ class TestRecalibrate:
                 self.net, self.fails_at = Task().net, None
 
         averaging = other.callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=1)
-        _, task = recalibrated(tmp_path, [averaging, callbacks.Recalibrate()], Other(), trainer_of=other)
+        _, task = fit_with_recalibration(tmp_path, [averaging, callbacks.Recalibrate()], Other(), package=other)
         assert_recalibrated(task)
 
 
@@ -292,23 +286,23 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from tests.integrations.test_lightning import assert_recalibrated, callbacks, recalibrated
+from tests.integrations.test_lightning import assert_recalibrated, callbacks, fit_with_recalibration
 
 if __name__ == "__main__":
     strategy = DDPStrategy(process_group_backend="gloo", start_method="popen")
     callback = callbacks.Recalibrate(before_validation=True)
-    _, task = recalibrated(Path(sys.argv[1]), callback, strategy=strategy, devices=2)
+    _, task = fit_with_recalibration(Path(sys.argv[1]), callback, strategy=strategy, devices=2)
     assert torch.distributed.get_world_size() == 2
     assert task.net[1].process_group is None
     assert_recalibrated(task)
 """
 
 
-def test_two_processes_join_their_data(tmp_path):
+def test_two_processes_combine_their_data(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -316,14 +310,14 @@ def test_two_processes_join_their_data(tmp_path):
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
-def test_without_lightning_the_error_says_what_to_install():
+def test_a_missing_lightning_raises_an_error():
     code = (
         "import sys; sys.modules.update({'lightning': None, 'lightning.pytorch': None, 'pytorch_lightning': None}); "
         "import whitenorm.integrations.lightning"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "expected lightning" in done.stderr
-    assert "pip install lightning" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "expected lightning" in process.stderr
+    assert "pip install lightning" in process.stderr

@@ -1,4 +1,4 @@
-"""Whitening layers in mmengine's registry, built in the way of mmcv's ``build_norm_layer``."""
+"""Whitening layers in mmengine's registry, built as by mmcv's ``build_norm_layer``."""
 
 import inspect
 import sys
@@ -13,7 +13,7 @@ from whitenorm.integrations import mmengine
 
 
 class Registry:
-    """The part of mmengine's registry that whitenorm uses, which raises as it does."""
+    """The part of mmengine's registry that whitenorm uses, with the same errors."""
 
     def __init__(self):
         self.module_dict = {}
@@ -30,7 +30,7 @@ class Registry:
 
 
 def build_norm_layer(registry, config, num_features, postfix=""):
-    """What mmcv does with a ``norm_cfg``, written again."""
+    """Build a layer from a ``norm_cfg`` as mmcv does."""
     options = dict(config)
     kind = registry.module_dict[options.pop("type")]
     assert inspect.isclass(kind)
@@ -65,8 +65,8 @@ CONFIGS = [
 
 @pytest.mark.parametrize(("config", "name", "kind"), CONFIGS, ids=[config["type"] for config, _, _ in CONFIGS])
 def test_builds_every_layer_from_a_norm_cfg(registry, config, name, kind):
-    found, layer = build_norm_layer(registry, config, 16, 1)
-    assert found == name
+    actual_name, layer = build_norm_layer(registry, config, 16, 1)
+    assert actual_name == name
     assert type(layer) is kind
     assert layer.eps == config.get("eps", 1e-5)
     assert layer.weight.shape == (16,)
@@ -81,42 +81,42 @@ def test_builds_from_arguments_by_name(registry):
     assert registry.build({"type": "IterNorm", "num_features": 16, "steps": 3}).solver.steps == 3
 
 
-def test_a_batch_layer_loads_a_batch_norm_of_its_name(registry):
+def test_a_batch_layer_loads_a_batch_norm(registry):
     name, layer = build_norm_layer(registry, {"type": "IterNorm"}, 16, 1)
     model = nn.Module()
     model.add_module(name, layer)
-    trained = nn.BatchNorm2d(16)
-    trained(torch.randn(8, 16, 4, 4) * 3 + 1)
-    model.load_state_dict({f"bn1.{key}": value for key, value in trained.state_dict().items()})
+    norm = nn.BatchNorm2d(16)
+    norm(torch.randn(8, 16, 4, 4) * 3 + 1)
+    model.load_state_dict({f"bn1.{key}": value for key, value in norm.state_dict().items()})
     x = torch.randn(2, 16, 4, 4)
-    torch.testing.assert_close(layer.eval()(x), trained.eval()(x))
+    torch.testing.assert_close(layer.eval()(x), norm.eval()(x))
 
 
-def test_registering_twice_is_no_error(registry):
+def test_registering_twice_changes_nothing(registry):
     before = dict(registry.module_dict)
     mmengine.register()
     assert registry.module_dict == before
 
 
-def test_another_class_of_the_same_name_is_the_registrys_error(monkeypatch, registry):
+def test_another_class_with_the_same_name_raises_the_registrys_error(monkeypatch, registry):
     monkeypatch.setitem(registry.module_dict, "IterNorm", nn.BatchNorm2d)
     with pytest.raises(KeyError, match="IterNorm is already registered"):
         mmengine.register()
 
 
-def test_without_mmengine_the_error_says_what_to_install(monkeypatch):
+def test_a_missing_mmengine_raises_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "mmengine.registry", None)
     with pytest.raises(ImportError, match=r"expected mmengine .* run pip install mmengine"):
         mmengine.register()
 
 
-def test_of_mmcv_itself():
+def test_mmcv_builds_the_layers():
     pytest.importorskip("mmengine.registry")
     bricks = pytest.importorskip("mmcv.cnn")
     mmengine.register()
     for config, name, kind in CONFIGS:
-        found, layer = bricks.build_norm_layer(config, 16, postfix=1)
-        assert (found, type(layer)) == (name, kind)
+        actual_name, layer = bricks.build_norm_layer(config, 16, postfix=1)
+        assert (actual_name, type(layer)) == (name, kind)
     module = bricks.ConvModule(3, 16, 3, norm_cfg={"type": "IterNorm"})
     assert isinstance(module.bn, whitenorm.IterNorm)
     assert module(torch.randn(2, 3, 8, 8)).shape == (2, 16, 6, 6)

@@ -1,4 +1,4 @@
-"""Whitening layers as the norms of timm's families, by factory and by name."""
+"""Whitening layers as norms of timm's models, by factory and by name."""
 
 import pickle
 
@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import whitenorm
-from whitenorm.models.parts import Activated, LayerWhitening2d
+from whitenorm.models import WHITENING_NAMES, Activated, LayerWhitening2d
 
 timm = pytest.importorskip("timm")
 integration = pytest.importorskip("whitenorm.integrations.timm")
 norm_layer = integration.norm_layer
 
-# Norms that stand alone, and norms with an activation; with eps, momentum or a device passed, or not.
+# Families with separate norms and with fused activations, with and without eps, momentum or a device.
 CONVOLUTIONAL = [
     "resnet18",
     "resnetv2_18",
@@ -34,10 +34,9 @@ TOKENS = [
     ("mixer_s32_224", {"img_size": 64}),
     ("cait_xxs24_224", {"img_size": 64}),
 ]
-METHODS = ["iternorm", "dbn", "bw-sigma", "sw", "sw5", "gw", "iw"]
 
 
-def layers_of(model):
+def find_layers(model):
     return [module for module in model.modules() if isinstance(module, whitenorm.Whitening)]
 
 
@@ -47,7 +46,7 @@ def train_a_step(model, x):
     loss.backward()
     optimizer.step()
     assert loss.isfinite()
-    for layer in layers_of(model):
+    for layer in find_layers(model):
         assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
     assert model.eval()(x).isfinite().all()
 
@@ -56,14 +55,14 @@ def train_a_step(model, x):
 def test_a_convolutional_family(name):
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=4, norm_layer=norm_layer("iternorm"))
-    assert len(layers_of(model)) > 10
+    assert len(find_layers(model)) > 10
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     train_a_step(model, torch.randn(2, 3, 64, 64))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnetv2_18", "regnety_002", "efficientnet_b0", "ese_vovnet19b_slim"])
-def test_is_the_network_that_a_conversion_makes(name):
-    """Activations behind the norms included: fused ones are those of the family."""
+def test_a_model_is_the_same_as_a_converted_one(name):
+    """This includes the activations that the family fuses with its norms."""
     with torch.device("meta"):
         plain = {} if name != "resnetv2_18" else {"norm_layer": timm.layers.BatchNormAct2d}
         converted = whitenorm.convert_(timm.create_model(name, **plain), "iternorm", group_size=8)
@@ -71,12 +70,12 @@ def test_is_the_network_that_a_conversion_makes(name):
     assert repr(built) == repr(converted)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "lw2d"])
+@pytest.mark.parametrize("method", [*WHITENING_NAMES, "lw2d"])
 @pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0"])
 def test_every_method(name, method):
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=2, norm_layer=norm_layer(method, eps=1e-3))
-    assert all(layer.eps == 1e-3 for layer in layers_of(model))
+    assert all(layer.eps == 1e-3 for layer in find_layers(model))
     train_a_step(model, torch.randn(2, 3, 96, 96))
 
 
@@ -84,34 +83,34 @@ def test_every_method(name, method):
 def test_a_family_of_tokens(name, options):
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=4, norm_layer=norm_layer("lw", num_groups=4), **options)
-    assert {type(layer) for layer in layers_of(model)} == {whitenorm.LayerWhitening}
+    assert {type(layer) for layer in find_layers(model)} == {whitenorm.LayerWhitening}
     assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
     train_a_step(model, torch.randn(2, 3, 64, 64))
 
 
-def test_maps_normalized_at_each_position():
+def test_a_family_of_maps_with_layer_norms():
     model = timm.create_model(
         "davit_tiny", num_classes=2, norm_layer=norm_layer("lw2d"), norm_layer_cl=norm_layer("lw")
     )
-    assert {type(layer) for layer in layers_of(model)} == {whitenorm.LayerWhitening, LayerWhitening2d}
+    assert {type(layer) for layer in find_layers(model)} == {whitenorm.LayerWhitening, LayerWhitening2d}
     train_a_step(model, torch.randn(2, 3, 64, 64))
 
 
-def test_a_method_of_channels_refuses_tokens():
+def test_a_method_for_channels_rejects_tokens():
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, norm_layer=norm_layer("gw"))
     with pytest.raises(ValueError, match=r"expected 192 channels in dimension 1 .* for tokens .* use LayerWhitening"):
         model(torch.randn(2, 3, 64, 64))
 
 
 class TestNormWithActivation:
-    def test_has_the_activation_that_the_family_names(self):
+    def test_has_the_familys_activation(self):
         layer = timm.layers.get_norm_act_layer(norm_layer("iternorm"), nn.SiLU)(8)
         assert isinstance(layer, Activated)
         assert [type(part) for part in layer] == [whitenorm.IterNorm, nn.SiLU]
         x = torch.randn(4, 8, 3, 3)
         torch.testing.assert_close(layer(x), nn.functional.silu(whitenorm.IterNorm(8)(x)))
 
-    def test_has_none_where_none_is_asked_for(self):
+    def test_has_no_activation_if_none_is_requested(self):
         make = timm.layers.get_norm_act_layer(norm_layer("iternorm"), "relu")
         assert type(make(8, apply_act=False)) is whitenorm.IterNorm
         assert type(timm.layers.get_norm_act_layer(norm_layer("iternorm"), None)(8)) is whitenorm.IterNorm
@@ -122,19 +121,19 @@ class TestNormWithActivation:
         assert [type(part) for part in make(8, drop_layer=nn.Dropout2d)][1:] == [nn.Dropout2d, nn.ReLU]
         assert [type(part) for part in make(8, apply_act=False, drop_layer=nn.Dropout2d)][1:] == [nn.Dropout2d]
 
-    def test_the_activation_has_its_options(self):
+    def test_activation_options(self):
         make = timm.layers.get_norm_act_layer(norm_layer("iternorm"), nn.LeakyReLU)
         layer = make(8, inplace=False, act_kwargs={"negative_slope": 0.2})
         assert (layer[1].negative_slope, layer[1].inplace) == (0.2, False)
 
 
 class TestArguments:
-    def test_what_the_family_passes_is_used_unless_it_is_given(self):
+    def test_arguments_of_the_family_are_used_unless_options_have_them(self):
         layer = norm_layer("iternorm")(8, eps=1e-3, momentum=0.01, dtype=torch.float64)
         assert (layer.eps, layer.momentum, layer.weight.dtype) == (1e-3, 0.01, torch.float64)
         assert norm_layer("iternorm", eps=1e-4)(8, eps=1e-3).eps == 1e-4
 
-    def test_layers_without_a_population_have_no_momentum(self):
+    def test_layers_without_population_ignore_momentum(self):
         for method in ("gw", "iw", "lw"):
             assert norm_layer(method)(8, momentum=0.01, eps=1e-3).eps == 1e-3
 
@@ -163,7 +162,7 @@ class TestArguments:
 
 class TestRegister:
     @pytest.fixture(autouse=True)
-    def registered(self, monkeypatch):
+    def register(self, monkeypatch):
         for module, name in (
             (integration.create_norm, "_NORM_MAP"),
             (integration.create_norm_act, "_NORM_ACT_MAP"),
@@ -172,8 +171,8 @@ class TestRegister:
             monkeypatch.setattr(module, name, getattr(module, name).copy())
         integration.register()
 
-    @pytest.mark.parametrize("method", METHODS)
-    def test_timm_finds_every_name(self, method):
+    @pytest.mark.parametrize("method", WHITENING_NAMES)
+    def test_timm_accepts_every_name(self, method):
         name = method.replace("-", "_")
         plain = timm.layers.create_norm_layer(name, 64)
         assert type(plain) is type(norm_layer(method)(64))
@@ -181,12 +180,12 @@ class TestRegister:
         assert type(fused[0]) is type(plain)
         assert isinstance(fused[1], nn.SiLU)
 
-    def test_a_model_takes_a_name(self):
+    def test_a_model_accepts_a_name(self):
         model = timm.create_model("resnet18", norm_layer="iternorm")
-        assert len(layers_of(model)) == 20
+        assert len(find_layers(model)) == 20
         model = timm.create_model("vit_tiny_patch16_224", norm_layer="lw")
-        assert len(layers_of(model)) == 25
+        assert len(find_layers(model)) == 25
 
-    def test_twice_is_once(self):
+    def test_registering_twice_changes_nothing(self):
         integration.register()
         assert timm.layers.create_norm_act_layer("iternorm", 8, "relu")[0].num_features == 8

@@ -8,7 +8,7 @@ from torch import nn
 
 import whitenorm
 from tests.helpers.cases import channel_layers, randomise, token_layers
-from whitenorm.models.parts import LayerWhitening2d
+from whitenorm.models import LayerWhitening2d
 
 LAYERS = {**channel_layers(12), **token_layers(12), "2d": LayerWhitening2d(12)}
 

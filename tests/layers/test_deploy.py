@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import whitenorm
 from tests.helpers.cases import channel_layers, randomise, token_layers
-from tests.helpers.models import ResNet, whitened
+from tests.helpers.models import ResNet, convert_and_train
 
 NAMES = ["iternorm", "dbn", "bw-sigma", "sw", "sw5", "gw", "iw"]
 
@@ -69,7 +69,7 @@ def test_a_whole_network_trains_compiled():
 def test_onnx(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    model = whitened(ResNet(widths=(8,)), name)
+    model = convert_and_train(ResNet(widths=(8,)), name)
     if name != "bw-sigma":  # ONNX has no eigendecomposition; folding does away with it.
         check_onnx(model, tmp_path, runtime)
     if name in ("iternorm", "dbn", "bw-sigma"):
@@ -119,7 +119,7 @@ def test_averaged_copies(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_safetensors(name, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
-    model = whitened(ResNet(), name)
+    model = convert_and_train(ResNet(), name)
     safetensors.save_model(model, tmp_path / "model.safetensors")
     other = whitenorm.convert_(ResNet(), name).eval()
     safetensors.load_model(other, tmp_path / "model.safetensors")

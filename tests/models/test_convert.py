@@ -1,4 +1,4 @@
-"""Whitening put into models: what is replaced, what carries over, where, and the words when it cannot be."""
+"""Conversion of models: which norms are replaced, what carries over, recipes, and errors."""
 
 import copy
 
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import whitenorm
-from tests.helpers.models import BatchNormAct2d, ResNet, trained
+from tests.helpers.models import BatchNormAct2d, FrozenBatchNorm2d, ResNet, count_layers, randomize_norms
 from whitenorm import convert_, recipes
+from whitenorm.models import WHITENING_NAMES
 
-NAMES = ["iternorm", "dbn", "bw-sigma", "sw", "sw5", "gw", "iw"]
 KINDS = {
     "iternorm": whitenorm.IterNorm,
     "dbn": whitenorm.DecorrelatedBatchNorm,
@@ -22,14 +22,10 @@ KINDS = {
 }
 
 
-def count(model, kind=whitenorm.layers.base.Whitening):
-    return sum(isinstance(module, kind) for module in model.modules())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_layer_by_name(name):
+@pytest.mark.parametrize("name", WHITENING_NAMES)
+def test_every_name(name):
     model = convert_(ResNet(), name)
-    assert count(model, KINDS[name]) == 6
+    assert count_layers(model, KINDS[name]) == 6
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     model(torch.randn(4, 3, 8, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -38,11 +34,11 @@ def test_every_layer_by_name(name):
 @pytest.mark.parametrize("where", ["all", "l1", "l1+df", "s1-b2"])
 @pytest.mark.parametrize("name", ["iternorm", "dbn", "bw-sigma"])
 def test_a_trained_batch_norm_gives_the_same_output_in_eval_mode(name, where):
-    model = trained(ResNet()).eval().double()
+    model = randomize_norms(ResNet()).eval().double()
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
     expected = model(x)
     assert (convert_(model, name, where)(x) - expected).abs().max() < 1e-10
-    assert count(model) > 0
+    assert count_layers(model) > 0
 
 
 @pytest.mark.parametrize(
@@ -57,7 +53,7 @@ def test_a_trained_batch_norm_gives_the_same_output_in_eval_mode(name, where):
     ids=str,
 )
 def test_batch_norms_of_all_dimensions(norm, shape):
-    norm = trained(norm).eval()
+    norm = randomize_norms(norm).eval()
     x = torch.randn(shape)
     expected = nn.functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias)
     assert torch.allclose(convert_(norm, "iternorm")(x), expected, atol=1e-5)
@@ -84,7 +80,7 @@ class LayerNorm2d(nn.LayerNorm):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
-def test_layer_norm_of_images_stays_one_of_images():
+def test_a_layer_norm_of_images_becomes_a_layer_of_images():
     model = convert_(nn.Sequential(LayerNorm2d(16)), "gw")
     x = torch.randn(2, 16, 3, 4)
     layer = model[0]
@@ -92,21 +88,8 @@ def test_layer_norm_of_images_stays_one_of_images():
     assert torch.allclose(layer(x), tokens.reshape(2, 3, 4, 16).movedim(-1, 1), atol=1e-5)
 
 
-class FrozenBatchNorm2d(nn.Module):
-    """As in torchvision.ops: buffers only."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.eps = 1e-3
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            self.register_buffer(name, torch.rand(width) + 0.5)
-
-    def forward(self, x):
-        return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-
-
 def test_frozen_batch_norm():
-    norm = FrozenBatchNorm2d(8).eval()
+    norm = randomize_norms(FrozenBatchNorm2d(8, eps=1e-3)).eval()
     x = torch.randn(2, 8, 3, 3)
     with pytest.warns(UserWarning, match="the model: a frozen norm becomes one with batch statistics"):
         new = convert_(norm, "dbn")
@@ -114,20 +97,16 @@ def test_frozen_batch_norm():
     assert not new.weight.requires_grad
 
 
-def test_what_carries_over():
+def test_state_and_mode_carry_over():
     norm = nn.BatchNorm2d(8, eps=0.1, dtype=torch.float64)
     norm.weight.requires_grad_(False)
     norm.num_batches_tracked.fill_(7)
     model = nn.Sequential(norm.eval())
-    kept = convert_(copy.deepcopy(model), "iternorm", keep_eps=True)[0]
-    assert (kept.eps, kept.weight.dtype, kept.weight.requires_grad, kept.bias.requires_grad) == (
-        0.1,
-        torch.float64,
-        False,
-        True,
-    )
-    assert not kept.training
-    assert kept.num_batches_tracked == 7
+    layer = convert_(copy.deepcopy(model), "iternorm", keep_eps=True)[0]
+    assert (layer.eps, layer.weight.dtype) == (0.1, torch.float64)
+    assert (layer.weight.requires_grad, layer.bias.requires_grad) == (False, True)
+    assert not layer.training
+    assert layer.num_batches_tracked == 7
     assert convert_(model, "iternorm")[0].eps == whitenorm.IterNorm(8).eps
 
 
@@ -144,7 +123,7 @@ def test_a_norm_without_population_becomes_a_layer_without():
 
 
 class ChannelsFirst(nn.LayerNorm):
-    """As in transformers."""
+    """A LayerNorm with a data format, like transformers'."""
 
     def __init__(self, width, data_format):
         super().__init__(width)
@@ -156,7 +135,7 @@ class ChannelsFirst(nn.LayerNorm):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
-def test_layer_norms_that_say_where_their_channels_are():
+def test_layer_norms_with_a_data_format():
     for data_format, dim in (("channels_first", 1), ("channels_last", -1)):
         layer = convert_(nn.Sequential(ChannelsFirst(16, data_format)), "gw")[0]
         x = torch.randn(2, 16, 16, 16)
@@ -164,23 +143,23 @@ def test_layer_norms_that_say_where_their_channels_are():
         assert torch.allclose(layer(x), tokens.reshape(2, 16, 16, 16).movedim(-1, dim), atol=1e-5)
 
 
-class OwnWay(nn.LayerNorm):
+class ChannelsFirstByForward(nn.LayerNorm):
     def forward(self, x):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 def test_a_layer_norm_of_unknown_layout_stays():
-    model = nn.Sequential(OwnWay(8), nn.BatchNorm2d(8))
-    with pytest.warns(UserWarning, match="0: .*OwnWay has a forward of its own; it stays"):
+    model = nn.Sequential(ChannelsFirstByForward(8), nn.BatchNorm2d(8))
+    with pytest.warns(UserWarning, match="0: .*ChannelsFirstByForward has a forward of its own; it stays"):
         convert_(model, "gw")
-    assert isinstance(model[0], OwnWay)
+    assert isinstance(model[0], ChannelsFirstByForward)
     assert isinstance(model[1], whitenorm.GroupWhitening)
     with pytest.raises(ValueError, match="layout is known"):
         convert_(model, "gw", ["0"])
 
 
 @pytest.mark.parametrize("where", ["all", lambda module, name: name.endswith("norm2")])
-def test_transformer_layers_use_the_new_norm_at_inference_too(where):
+def test_transformer_layers_use_the_new_norm_at_inference(where):
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     model = convert_(nn.TransformerEncoder(layer, 2), "gw", where).eval()
     x = torch.randn(2, 5, 32)
@@ -189,7 +168,7 @@ def test_transformer_layers_use_the_new_norm_at_inference_too(where):
         assert torch.allclose(model(x), expected, atol=1e-5)
 
 
-def test_group_whitening_of_vectors_has_values_in_every_group():
+def test_group_whitening_of_vectors_has_about_root_c_groups():
     model = convert_(nn.Sequential(nn.Linear(10, 64), nn.BatchNorm1d(64)), "gw")
     assert model[1].num_groups == 8
     assert model(torch.randn(4, 10)).shape == (4, 64)
@@ -198,13 +177,13 @@ def test_group_whitening_of_vectors_has_values_in_every_group():
 
 
 @pytest.mark.parametrize("where", ["all", "s1-b2", "sw-cifar"])
-def test_features_before_the_classifier_go_with_every_recipe(where):
-    without, with_features = (recipes.plan(ResNet(), "bw-sigma", one) for one in (where, f"{where}+df"))
+def test_every_recipe_can_add_features_before_the_classifier(where):
+    without, with_features = (recipes.plan(ResNet(), "bw-sigma", w) for w in (where, f"{where}+df"))
     assert [change.name for change in with_features] == [*(change.name for change in without), "fc"]
     assert isinstance(with_features[-1].new[0], whitenorm.BatchWhitening)
 
 
-def test_one_module_in_two_places_stays_one():
+def test_a_shared_module_stays_shared():
     norm = nn.BatchNorm2d(4)
     model = nn.Sequential(norm, nn.ModuleList([norm]), nn.ReLU())
     convert_(model, "gw")
@@ -212,13 +191,13 @@ def test_one_module_in_two_places_stays_one():
     assert model[0] is model[1][0]
 
 
-def test_a_function_makes_the_layer():
+def test_a_function_as_layer():
     model = convert_(ResNet().double(), lambda width: whitenorm.IterNorm(width, 4, steps=3))
     assert model.bn1.solver.steps == 3
     assert model.bn1.weight.dtype == torch.float64
 
 
-def test_a_filter_chooses():
+def test_a_filter():
     model = convert_(ResNet(), "gw", lambda module, name: name.endswith("bn2") and module.num_features == 16)
     assert [name for name, m in model.named_modules() if isinstance(m, whitenorm.GroupWhitening)] == ["blocks.1.bn2"]
 
@@ -229,7 +208,7 @@ def test_group_sizes_fit_each_width():
 
 
 def test_the_activation_of_a_fused_norm_is_kept():
-    norm = trained(BatchNormAct2d(8)).eval()
+    norm = randomize_norms(BatchNormAct2d(8)).eval()
     x = torch.randn(2, 8, 3, 3)
     new = convert_(norm, "iternorm")
     assert torch.allclose(new(x), norm(x), atol=1e-5)
@@ -244,10 +223,10 @@ RES_50_LIKE = {"blocks": 4, "norms": 3, "widths": (8, 16, 24, 32)}
     [("l1", 1), ("s1", 1), ("s1-b1", 17), ("s1-b2", 17), ("s1-b3", 17), ("s1-b12", 33), ("sw-7", 7), ("sw-14", 14)],
 )
 def test_recipes_on_bottleneck_blocks(where, expected):
-    assert count(convert_(ResNet(**RES_50_LIKE), "gw", where)) == expected
+    assert count_layers(convert_(ResNet(**RES_50_LIKE), "gw", where)) == expected
 
 
-def test_recipe_of_cifar():
+def test_recipe_for_cifar():
     plan = recipes.plan(ResNet(blocks=3, widths=(4, 8, 16)), "sw", "sw-cifar")
     assert [change.name for change in plan] == ["bn1", "blocks.1.bn1", "blocks.3.bn1", "blocks.5.bn1", "blocks.7.bn1"]
 
@@ -257,7 +236,7 @@ def test_features_before_the_classifier():
     assert isinstance(model.fc, nn.Sequential)
     assert isinstance(model.fc[0], whitenorm.IterNorm)
     assert isinstance(model.fc[1], nn.Linear)
-    assert count(model) == 2
+    assert count_layers(model) == 2
     model(torch.randn(4, 3, 8, 8)).sum().backward()
 
 
@@ -268,10 +247,10 @@ def test_a_plan_is_a_table_and_changes_nothing():
     assert "blocks.0.bn2" in text
     assert "GroupWhitening(16, 16 groups)" in text
     assert "recipe s1-b2" in text
-    assert count(model) == 0
+    assert count_layers(model) == 0
 
 
-def test_errors_say_what_was_expected():
+def test_errors():
     with pytest.raises(ValueError, match="expected layer to be one of"):
         convert_(ResNet(), "iternom")
     with pytest.raises(ValueError, match="name or a function"):
@@ -317,12 +296,12 @@ def test_a_failing_conversion_leaves_the_model_as_it_was():
 
     with pytest.raises(RuntimeError, match="no"):
         convert_(model, layer)
-    assert count(model) == 0
+    assert count_layers(model) == 0
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", [*NAMES, "bn", "gn", "ln"])
-def test_the_same_conversion_twice_is_none_and_says_so(name):
+@pytest.mark.parametrize("name", [*WHITENING_NAMES, "bn", "gn", "ln"])
+def test_the_same_conversion_twice_changes_nothing_and_warns(name):
     model = ResNet() if name == "bn" else convert_(ResNet(), name)
     layers = list(model.modules())
     assert len(recipes.plan(model, name)) == 0

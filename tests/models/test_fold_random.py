@@ -1,4 +1,4 @@
-"""Folding of random small networks, whose code is drawn line by line: whatever is folded or left, outputs stay."""
+"""Folding of random small networks, whose code is drawn line by line, keeps the outputs."""
 
 import linecache
 import random
@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import whitenorm
-from tests.models.test_fold import ready
+from tests.helpers.models import count_layers, randomize_whitening
 from whitenorm import fold_
 
 CHANNELS = 8
-# Lines of a forward, with i for a number of their own; each needs the modules that it names.
+# Lines of a forward; i is the number of the line, and each line needs the modules that it names.
 LINES = [
     "x = self.norm{i}(self.conv{i}(x))",
     "x = torch.relu(self.norm{i}(self.conv{i}(x)))",
@@ -62,7 +62,7 @@ UNTRACEABLE = "x = x + 0 if x.abs().sum() >= 0 else x"
 
 
 def run(block, x):
-    """A user's helper that keeps what the block's first layer gives."""
+    """Run a block, like a user's helper that also uses its first layer's output."""
     y = block[0](x)
     return block[1](y) + y
 
@@ -90,23 +90,23 @@ MODULES = {
 }
 
 
-def network(seed):
-    """A network of two classes: the outer has lines of its own and calls the inner; each may be untraceable."""
-    draw = random.Random(seed)
+def make_network(seed):
+    """Make a network of an outer module with an inner one; each may be untraceable."""
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    inner = _compile(f"Inner{seed}", [*draw.sample(LINES, 3), *draw.choice([[], [UNTRACEABLE]])])()
-    lines = [*draw.sample(LINES, 2), "x = self.inner(x)", *draw.choice([[], [UNTRACEABLE]])]
-    draw.shuffle(lines)
+    inner = _compile(f"Inner{seed}", [*rng.sample(LINES, 3), *rng.choice([[], [UNTRACEABLE]])])()
+    lines = [*rng.sample(LINES, 2), "x = self.inner(x)", *rng.choice([[], [UNTRACEABLE]])]
+    rng.shuffle(lines)
     outer = _compile(f"Outer{seed}", lines)()
     outer.inner = inner
     for i, module in enumerate(outer.modules()):
         if isinstance(module, whitenorm.BatchWhitening):
-            ready(module, i)
+            randomize_whitening(module, i)
     return outer.eval()
 
 
 def _compile(name, lines):
-    """A module whose forward is these lines, with a source that can be read."""
+    """Return a function that makes a module whose forward has these lines, with a source that can be read."""
     body = "".join(f"        {line.format(i=i)}\n" for i, line in enumerate(lines))
     text = f"class {name}(nn.Module):\n    def forward(self, x):\n        self.kept = []\n{body}        return x\n"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -124,30 +124,29 @@ def _compile(name, lines):
     return build
 
 
-def results(model, x):
-    """Output, and what was kept on the way."""
+def collect_results(model, x):
+    """Return the output, and all tensors that the modules kept."""
     with torch.no_grad():
         output = model(x)
-    kept = [torch.utils._pytree.tree_leaves([vars(m).get("kept"), vars(m).get("last")]) for m in model.modules()]
-    return [output, *(leaf for leaves in kept for leaf in leaves if leaf is not None)]
+    attributes = [[vars(module).get("kept"), vars(module).get("last")] for module in model.modules()]
+    return [output, *(leaf for leaf in torch.utils._pytree.tree_leaves(attributes) if leaf is not None)]
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_no_output_changes(seed):
-    model = network(seed)
+    model = make_network(seed)
     x = torch.randn(2, CHANNELS, 5, 5, generator=torch.Generator().manual_seed(seed))
-    expected = results(model, x)
+    expected = collect_results(model, x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fold_(model)
-    for actual, value in zip(results(model, x), expected, strict=True):
+    for actual, value in zip(collect_results(model, x), expected, strict=True):
         assert (actual - value).abs().max() <= 1e-4 * value.abs().max()
 
 
 def test_many_layers_are_folded():
-    """The test above is of folding: layers are merged in half of the networks at least."""
+    """At least half of the networks have merged layers, so that the test above tests folding."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folded = [fold_(network(seed)) for seed in range(40)]
-    merged = [any(isinstance(module, nn.Identity) for module in model.modules()) for model in folded]
-    assert sum(merged) >= 20
+        folded = [fold_(make_network(seed)) for seed in range(40)]
+    assert sum(count_layers(model, nn.Identity) > 0 for model in folded) >= 20

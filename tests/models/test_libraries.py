@@ -8,94 +8,86 @@ import torch
 from torch import nn
 
 import whitenorm
-from tests.helpers.models import trained
+from tests.helpers.models import count_layers, randomize_norms
 from whitenorm import convert_, fold_, recipes
-from whitenorm.layers.base import Whitening
 
-S1_COUNTS = [("s1", 1), ("s1-b1", 17), ("s1-b2", 17), ("s1-b3", 17), ("s1-b12", 33), ("sw-7", 7), ("sw-14", 14)]
+RECIPE_COUNTS = [("s1", 1), ("s1-b1", 17), ("s1-b2", 17), ("s1-b3", 17), ("s1-b12", 33), ("sw-7", 7), ("sw-14", 14)]
 
 
-def tv(name, **options):
+def make_model(library, name, **options):
+    if library == "timm":
+        return pytest.importorskip("timm").create_model(name, num_classes=10, **options)
     return pytest.importorskip("torchvision").models.get_model(name, weights=None, num_classes=10, **options)
 
 
-def timm(name, **options):
-    return pytest.importorskip("timm").create_model(name, num_classes=10, **options)
-
-
-def count(model, kind=Whitening):
-    return sum(isinstance(module, kind) for module in model.modules())
-
-
-@pytest.mark.parametrize(("where", "expected"), S1_COUNTS)
+@pytest.mark.parametrize(("where", "expected"), RECIPE_COUNTS)
 @pytest.mark.parametrize(
     ("library", "name"),
     [
-        (tv, "resnet50"),
-        (tv, "resnext50_32x4d"),
-        (tv, "wide_resnet50_2"),
-        (timm, "resnet50"),
-        (timm, "resnext50_32x4d"),
-        (timm, "wide_resnet50_2"),
+        ("torchvision", "resnet50"),
+        ("torchvision", "resnext50_32x4d"),
+        ("torchvision", "wide_resnet50_2"),
+        ("timm", "resnet50"),
+        ("timm", "resnext50_32x4d"),
+        ("timm", "wide_resnet50_2"),
     ],
-    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_recipes_count_what_the_papers_count(library, name, where, expected):
     with torch.device("meta"):
-        model = library(name)
+        model = make_model(library, name)
     assert len(recipes.plan(model, "gw", where)) == expected
 
 
 @pytest.mark.parametrize("name", ["res2net50_26w_4s", "resnest50d"])
 def test_blocks_of_another_kind_are_an_error(name):
     with torch.device("meta"):
-        model = timm(name)
+        model = make_model("timm", name)
     with pytest.raises(ValueError, match="norm for each convolution"):
         recipes.plan(model, "gw", "s1-b2")
 
 
 def test_a_plan_names_no_module_twice():
     with torch.device("meta"):
-        model = timm("resnetv2_50")
+        model = make_model("timm", "resnetv2_50")
     names = [change.name for change in recipes.plan(model, "gw", "s1-b1")]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("where", ["all", "l1+df"])
 @pytest.mark.parametrize("layer", ["iternorm", "dbn", "bw-sigma"])
-@pytest.mark.parametrize(("library", "name"), [(tv, "resnet18"), (timm, "resnet18")], ids=["torchvision", "timm"])
+@pytest.mark.parametrize(("library", "name"), [("torchvision", "resnet18"), ("timm", "resnet18")])
 def test_a_trained_network_keeps_its_output(library, name, layer, where):
-    model = trained(library(name)).eval()
+    model = randomize_norms(make_model(library, name)).eval()
     x = torch.randn(2, 3, 64, 64)
     expected = model(x)
     assert (convert_(model, layer, where)(x) - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 FOLDED = [
-    (tv, "resnet18", 0),
-    (tv, "vgg11_bn", 0),
-    (tv, "mobilenet_v2", None),
-    (tv, "densenet121", None),
-    (tv, "resnext50_32x4d", None),
-    (tv, "googlenet", None),
-    (timm, "resnet18", 0),
-    (timm, "resnet26d", 0),
-    (timm, "mobilenetv3_small_050", None),
-    (timm, "efficientnet_b0", None),
+    ("torchvision", "resnet18", 0),
+    ("torchvision", "vgg11_bn", 0),
+    ("torchvision", "mobilenet_v2", None),
+    ("torchvision", "densenet121", None),
+    ("torchvision", "resnext50_32x4d", None),
+    ("torchvision", "googlenet", None),
+    ("timm", "resnet18", 0),
+    ("timm", "resnet26d", 0),
+    ("timm", "mobilenetv3_small_050", None),
+    ("timm", "efficientnet_b0", None),
 ]
 
 
-@pytest.mark.parametrize(("library", "name", "extra"), FOLDED, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_converted_trained_folded_and_compared(library, name, extra):
-    """``extra`` is how many convolutions are added by folding; None where some must be."""
+@pytest.mark.parametrize(("library", "name", "extra"), FOLDED)
+def test_conversion_training_and_folding(library, name, extra):
+    """``extra`` is the number of convolutions that folding adds; None leaves it unchecked."""
     torch.manual_seed(0)
     options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
-    model = library(name, **options)
+    model = make_model(library, name, **options)
     if name == "vgg11_bn":
-        # Its own has nine tenths of the weights, and no norm.
+        # VGG's own classifier has nine tenths of the weights, and no norm.
         model.classifier = nn.Linear(512 * 7 * 7, 10)
     convert_(model, "iternorm")
-    convolutions = count(model, nn.Conv2d)
+    convolutions = count_layers(model, nn.Conv2d)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(4, 3, 64, 64)
     loss = nn.functional.cross_entropy(model(x), torch.arange(4))
@@ -104,7 +96,7 @@ def test_converted_trained_folded_and_compared(library, name, extra):
     assert loss.isfinite()
     assert all(parameter.grad is not None for parameter in model.parameters())
     check_folding(model.eval(), x, 1e-4, convolutions, extra)
-    # Statistics of so few samples are nearly singular, which amplifies float32's rounding on both sides.
+    # Statistics of so few samples are nearly singular, which amplifies float32's rounding.
     whitenorm.recalibrate_(model.double(), [x.double()], progress=False)
     check_folding(model, x.double(), 1e-8, convolutions, extra)
 
@@ -113,27 +105,27 @@ def check_folding(model, x, tolerance, convolutions, extra):
     expected = model(x)
     for dense in (False, True):
         with warnings.catch_warnings():
-            # Of groups that do not hold the whitening's.
+            # Groups of a convolution may not hold those of the whitening.
             warnings.filterwarnings("error" if dense else "ignore", "[0-9]+ of [0-9]+ layers are merged")
             folded = fold_(copy.deepcopy(model), dense=dense)
-        assert count(folded) == 0
+        assert count_layers(folded) == 0
         assert (folded(x) - expected).abs().max() < tolerance * expected.abs().max()
         if extra is not None:
-            assert count(folded, nn.Conv2d) == convolutions + extra
+            assert count_layers(folded, nn.Conv2d) == convolutions + extra
 
 
 def test_dense_folding_leaves_no_convolution_behind_a_depthwise_one():
-    model = convert_(tv("mobilenet_v2"), "iternorm").eval()
+    model = convert_(make_model("torchvision", "mobilenet_v2"), "iternorm").eval()
     with pytest.warns(UserWarning, match="35 of 52 layers are merged; .*\n.*dense=True joins them"):
         folded = fold_(copy.deepcopy(model))
-    assert count(folded, nn.Conv2d) - count(model, nn.Conv2d) == 17
-    assert count(fold_(model, dense=True), nn.Conv2d) == 52
+    assert count_layers(folded, nn.Conv2d) - count_layers(model, nn.Conv2d) == 17
+    assert count_layers(fold_(model, dense=True), nn.Conv2d) == 52
 
 
 @pytest.mark.parametrize("layer", ["sw", "gw"])
-@pytest.mark.parametrize(("library", "name"), [(tv, "resnet50"), (timm, "resnet26")], ids=["torchvision", "timm"])
+@pytest.mark.parametrize(("library", "name"), [("torchvision", "resnet50"), ("timm", "resnet26")])
 def test_recipes_train_a_step(library, name, layer):
-    model = convert_(library(name), layer, "s1-b2")
+    model = convert_(make_model(library, name), layer, "s1-b2")
     loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 64, 64)), torch.arange(2))
     loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -150,7 +142,7 @@ def test_frozen_batch_norm_of_detection():
 
 
 def test_frozen_batch_norm_of_transformers():
-    """It has no attribute for its ε."""
+    """This norm has no attribute for its ε."""
     detr = pytest.importorskip("transformers.models.detr.modeling_detr")
     norm = detr.DetrFrozenBatchNorm2d(16).eval()
     norm.running_var.uniform_()
@@ -163,12 +155,16 @@ def test_frozen_batch_norm_of_transformers():
 
 @pytest.mark.parametrize(
     ("library", "name"),
-    [(tv, "vit_b_16"), (timm, "vit_tiny_patch16_224"), (tv, "convnext_tiny"), (timm, "convnext_atto")],
-    ids=lambda value: getattr(value, "__name__", value),
+    [
+        ("torchvision", "vit_b_16"),
+        ("timm", "vit_tiny_patch16_224"),
+        ("torchvision", "convnext_tiny"),
+        ("timm", "convnext_atto"),
+    ],
 )
 def test_layer_norms(library, name):
     size = {"image_size": 64} if name == "vit_b_16" else {"img_size": 64} if name.startswith("vit") else {}
-    model = convert_(library(name, **size), "gw")
+    model = convert_(make_model(library, name, **size), "gw")
     assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
     loss = nn.functional.cross_entropy(model(torch.randn(2, 3, 64, 64)), torch.arange(2))
     loss.backward()
@@ -182,7 +178,7 @@ def test_a_language_model():
     )
     model = transformers.BertForSequenceClassification(config)
     convert_(model, "gw")
-    assert count(model, whitenorm.LayerWhitening) == 5
+    assert count_layers(model, whitenorm.LayerWhitening) == 5
     tokens = torch.randint(50, (3, 7))
     output = model(input_ids=tokens, labels=torch.tensor([0, 1, 0]))
     output.loss.backward()
@@ -197,8 +193,8 @@ def test_a_vision_model_of_transformers():
     expected = model(x).logits
     convert_(model, "iternorm")
     assert torch.allclose(model(x).logits, expected, atol=1e-4)
-    convolutions = count(model, nn.Conv2d)
+    convolutions = count_layers(model, nn.Conv2d)
     fold_(model)
     assert torch.allclose(model(x).logits, expected, atol=1e-4)
-    assert count(model, nn.Conv2d) == convolutions
-    assert count(model) == 0
+    assert count_layers(model, nn.Conv2d) == convolutions
+    assert count_layers(model) == 0

@@ -1,4 +1,4 @@
-"""Population statistics from data: true averages, and a model left as it was when something fails."""
+"""Recalibration: exact averages over the data, and an unchanged model if something fails."""
 
 import copy
 
@@ -11,16 +11,16 @@ from tests.helpers.models import ResNet
 from whitenorm import convert_, recalibrate_
 
 
-def uneven(channels=6, seed=0):
+def make_batches(channels=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(n, channels, 4, 4, generator=generator, dtype=torch.float64) + n for n in (2, 5, 3)]
 
 
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 @pytest.mark.parametrize("solver", ["newton", "zca"])
-def test_the_statistics_are_those_of_all_the_data(solver, population):
+def test_statistics_are_those_of_all_data(solver, population):
     layer = whitenorm.BatchWhitening(6, 3, solver, population=population, momentum=0.5, dtype=torch.float64)
-    batches = uneven()
+    batches = make_batches()
     recalibrate_(nn.Sequential(layer), batches)
     columns = torch.cat(batches).movedim(1, 0).flatten(1)
     centred = (columns - columns.mean(1, keepdim=True)).view(2, 3, -1)
@@ -40,9 +40,9 @@ def test_one_batch_gives_the_output_of_training():
     assert torch.allclose(recalibrate_(model, [x]).eval()(x), expected, atol=1e-8)
 
 
-def test_switchable_whitening_and_batch_norm_too():
+def test_switchable_whitening_and_batch_norm():
     model = nn.Sequential(whitenorm.SwitchableWhitening(6, 3), nn.BatchNorm2d(6)).double()
-    batches = uneven()
+    batches = make_batches()
     recalibrate_(model, batches)
     columns = torch.cat(batches).movedim(1, 0).flatten(1)
     assert torch.allclose(model[0].running_mean, columns.mean(1))
@@ -68,17 +68,17 @@ def test_batches_of_other_forms():
         assert torch.allclose(model.norm.running_mean, x.mean(0), atol=1e-6)
 
 
-def test_modes_stay_and_dropout_is_not_woken():
+def test_modes_stay_and_dropout_is_off():
     model = nn.Sequential(whitenorm.IterNorm(4), nn.Dropout(0.5), whitenorm.IterNorm(4)).eval()
     recalibrate_(model, [torch.randn(64, 4)])
     assert not any(module.training for module in model.modules())
-    # Dropout of half the values would have doubled their second moment.
+    # Dropout of half the values would double their second moment.
     assert (model[2].running_mean.abs() < 0.2).all()
     assert not model[0]._forward_pre_hooks
 
 
 class Fused(nn.BatchNorm2d):
-    """A norm with dropout inside, as timm has."""
+    """A norm with dropout inside, like timm's."""
 
     def __init__(self, width):
         super().__init__(width)
@@ -88,7 +88,7 @@ class Fused(nn.BatchNorm2d):
         return self.drop(super().forward(x))
 
 
-def test_what_is_inside_a_norm_is_not_woken_either():
+def test_dropout_inside_a_norm_is_off():
     model = nn.Sequential(Fused(4)).eval()
     seen = []
     model[0].drop.register_forward_hook(lambda module, inputs, output: seen.append(module.training))
@@ -114,7 +114,7 @@ def test_streams_keyword_calls_and_empty_batches():
     assert torch.allclose(model.norm.running_mean, torch.arange(24.0).view(6, 4).mean(0))
 
 
-def test_a_failure_leaves_the_model_as_it_was():
+def test_an_error_leaves_the_model_unchanged():
     model = convert_(ResNet(), "iternorm").eval()
     before = copy.deepcopy(model.state_dict())
 
@@ -140,7 +140,7 @@ class Unused(nn.Module):
 
 
 class Passing(nn.BatchNorm2d):
-    """Takes a single value, which its base class refuses."""
+    """A norm that accepts a single value, unlike its base class."""
 
     def forward(self, x):
         return x
@@ -154,7 +154,7 @@ def test_a_single_value_has_no_variance():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_wrong_mask_is_the_layers_error():
+def test_a_wrong_mask_raises_the_layers_error():
     class Masked(Unused):
         def forward(self, x, mask):
             return self.norm(x, mask=mask)
@@ -177,7 +177,7 @@ def test_errors():
 def test_progress_is_shown_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     recalibrate_(nn.Sequential(whitenorm.IterNorm(4)), [torch.randn(8, 4)] * 3)
-    shown = capsys.readouterr().err
-    assert "batch 3 of 3, 0 s left" in shown
+    output = capsys.readouterr().err
+    assert "batch 3 of 3, 0 s left" in output
     recalibrate_(nn.Sequential(whitenorm.IterNorm(4)), [torch.randn(8, 4)] * 3, progress=False)
     assert capsys.readouterr().err == ""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from whitenorm.diagnostics import flops
-from whitenorm.layers.base import Whitening
+from whitenorm.layers import Whitening
 from whitenorm_lab.nets import build, place_
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import whitenorm
-from whitenorm.layers.base import Whitening
-from whitenorm.models.norms import find_norms
+from whitenorm.layers import Whitening
+from whitenorm.models import find_norms
 from whitenorm_lab import nets
 from whitenorm_lab.nets.norms import WHITENING
 

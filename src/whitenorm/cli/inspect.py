@@ -16,8 +16,8 @@ from torch import nn
 from whitenorm._suggest import suggest
 from whitenorm.cli.models import load_attribute, load_model, load_run_batch
 from whitenorm.diagnostics import Inspection, html_page, inspect
-from whitenorm.models import convert_, recipes
-from whitenorm.models.layers import TARGETS, LayerLike
+from whitenorm.models import LayerLike, convert_, recipes
+from whitenorm.models.targets import TARGETS
 
 _DEFAULT_SHAPE = (16, 3, 64, 64)
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

@@ -1,4 +1,4 @@
-"""Whitening in other libraries: each module is imported by itself, and needs the library whose name it has.
+"""Integrations with other libraries: ``timm``, ``lightning``, ``transformers`` and ``mmengine``.
 
-``whitenorm.integrations.timm``, ``.lightning``, ``.transformers`` and ``.mmengine``.
+Import each module by its name, such as ``whitenorm.integrations.timm``; it needs the library that it is named after.
 """

@@ -1,4 +1,4 @@
-"""Callbacks for lightning's Trainer: watch the norms while a model trains, and recalibrate their statistics."""
+"""Callbacks for lightning's Trainer: monitor the norms during training, and recalibrate their statistics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import nn
 from whitenorm.diagnostics.destinations import open_destination, scalars
 from whitenorm.diagnostics.monitoring import Monitor
 from whitenorm.diagnostics.reports import Inspection
-from whitenorm.layers.base import PopulationWhitening
-from whitenorm.models.recalibrate import recalibrate_
+from whitenorm.layers import PopulationWhitening
+from whitenorm.models import recalibrate_
+from whitenorm.models.norms import keeps_population
 
 try:
     import lightning.pytorch as pl
@@ -30,21 +31,21 @@ except ImportError:
 
 __all__ = ["NormMonitor", "Recalibrate"]
 
-_BATCH = nn.modules.batchnorm._BatchNorm
-# Callbacks of lightning that put averaged weights into the model, by name, for there are two packages that have them.
+# Callbacks that put averaged weights into the model, by name, since lightning and pytorch_lightning both have them.
 _AVERAGING = ("StochasticWeightAveraging", "WeightAveraging")
 
 
 class NormMonitor(pl.Callback):
-    """Log what :func:`whitenorm.diagnostics.inspect` reports while a Trainer fits, for some of the batches.
+    """Log the measures of :func:`whitenorm.diagnostics.inspect` during training, for some of the batches.
 
-    The values go to the trainer's loggers as ``norm/<layer>/<measure>``, at the trainer's ``global_step`` when the
-    batch begins, as its own metrics do. All else is as with :func:`whitenorm.diagnostics.monitor`, but for
-    ``memory_share``, which is not measured.
+    The values go to the trainer's loggers as ``norm/<layer>/<measure>``, at the ``global_step`` when the batch begins,
+    as for the trainer's own metrics. Otherwise it works as :func:`whitenorm.diagnostics.monitor`, except that
+    ``memory_share`` is not measured.
 
     Args:
-        every: watch the first batch and every so many after it; by default as often as takes 1 % of the time.
-        to: instead of the loggers, what :func:`whitenorm.diagnostics.monitor` takes.
+        every: number of batches from one measurement to the next, starting with the first batch; by default as many as
+            needed for 1 % of the training time.
+        to: a destination as for :func:`whitenorm.diagnostics.monitor`; by default the trainer's loggers.
 
     Example::
 
@@ -58,7 +59,7 @@ class NormMonitor(pl.Callback):
         self._open = ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to a fit: its monitor, and the files that it opened."""
+        """Return the state without the monitor and open files of a fit."""
         return {**self.__dict__, "monitor": None, "_open": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -104,22 +105,21 @@ class NormMonitor(pl.Callback):
 
 
 class Recalibrate(pl.Callback):
-    """Compute the population statistics anew from the training data, with :func:`whitenorm.recalibrate_`.
+    """Recompute the population statistics from the training data, with :func:`whitenorm.recalibrate_`.
 
-    It runs when training ends, and so on averaged weights too: ``StochasticWeightAveraging`` updates the statistics of
-    BatchNorm alone, and no batch was ever seen with averaged weights. List it after callbacks that average weights.
-    Checkpoints that are written before training ends have the statistics as they were then; with
-    ``before_validation`` these are recalibrated as well.
+    It runs when training ends, on averaged weights if there are any: ``StochasticWeightAveraging`` updates only the
+    statistics of BatchNorm. List this callback after those that average weights. Checkpoints that are written before
+    training ends have the running statistics of that time, or recalibrated ones with ``before_validation``.
 
-    The model runs in eval mode, but for the norms themselves, by its ``forward``. Neither the weights nor the order of
-    later batches change. Under several processes the layers join the data of all of them; BatchNorms that are not
-    synchronized keep those of their own process.
+    The model's ``forward`` runs in eval mode, except for the norms. The weights and the order of later batches do not
+    change. With several processes, the layers combine the data of all of them; BatchNorms that are not synchronized use
+    only their own process's data.
 
     Args:
-        batches: how many training batches to use; all by default.
-        before_validation: recalibrate before each validation, too.
-        inputs: from a batch to the model's inputs, as :func:`whitenorm.recalibrate_` takes them; by default the batch,
-            of which a tuple's first entry or a dict's keyword arguments are used.
+        batches: number of training batches to use; all by default.
+        before_validation: also recalibrate before each validation.
+        inputs: a function from a batch to the model's inputs, as :func:`whitenorm.recalibrate_` takes them; by default
+            the batch itself, of which a tuple's first entry or a dict's keyword arguments are used.
 
     Example::
 
@@ -142,14 +142,14 @@ class Recalibrate(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._has_ended = False
-        if not _populations(pl_module):
+        if not _find_population_layers(pl_module):
             raise ValueError(
                 f"expected a model with population statistics (got {type(pl_module).__name__} without a whitening or "
                 "BatchNorm layer that tracks them); leave Recalibrate out"
             )
         if type(pl_module).forward.__qualname__ == "LightningModule.forward":
             raise ValueError(
-                f"expected a model with a forward, by which the data pass (got {type(pl_module).__name__} without); "
+                f"expected a model with a forward to run on the data (got {type(pl_module).__name__} without); "
                 "define it, such as: def forward(self, x): return self.net(x)"
             )
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -174,23 +174,23 @@ class Recalibrate(pl.Callback):
     ) -> None:
         """Save the recalibrated statistics where ``WeightAveraging`` saves its own copy of the model."""
         if self._has_ended:
-            for prefix, layer in _populations(pl_module).items():
-                own = {f"{prefix}.{name}": buffer for name, buffer in layer.named_buffers(recurse=False)}
-                checkpoint["state_dict"].update(own)
+            for prefix, layer in _find_population_layers(pl_module).items():
+                buffers = {f"{prefix}.{name}": buffer for name, buffer in layer.named_buffers(recurse=False)}
+                checkpoint["state_dict"].update(buffers)
 
     def _recalibrate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        layers = list(_populations(pl_module).values())
+        layers = list(_find_population_layers(pl_module).values())
         with ExitStack() as stack:
             # Validation may run in inference mode, whose tensors cannot be trained with later.
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(_in_eval_mode(pl_module))
-            stack.enter_context(_joined_over_ranks(layers))
+            stack.enter_context(_share_statistics(layers))
             stack.enter_context(trainer.precision_plugin.forward_context())
-            recalibrate_(trainer.model or pl_module, self._inputs(trainer), progress=False)
+            recalibrate_(trainer.model or pl_module, self._iterate_inputs(trainer), progress=False)
 
-    def _inputs(self, trainer: pl.Trainer) -> Iterator[Any]:
-        """The model's inputs, from training batches that are moved and converted as in training."""
+    def _iterate_inputs(self, trainer: pl.Trainer) -> Iterator[Any]:
+        """Yield the model's inputs, from training batches that are moved and converted as in training."""
         loader = pl.utilities.CombinedLoader(trainer.train_dataloader, "max_size_cycle")
         limits = [limit for limit in (self.batches, trainer.num_training_batches) if isinstance(limit, int)]
         for batch, _, _ in islice(iter(loader), min(limits, default=None)):
@@ -198,13 +198,9 @@ class Recalibrate(pl.Callback):
             yield batch if self.inputs is None else self.inputs(batch)
 
 
-def _populations(model: nn.Module) -> dict[str, nn.Module]:
-    """Layers that keep population statistics, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (PopulationWhitening, _BATCH)) and module.track_running_stats
-    }
+def _find_population_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that keep population statistics, by name."""
+    return {name: module for name, module in model.named_modules() if keeps_population(module)}
 
 
 @contextmanager
@@ -219,14 +215,14 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _joined_over_ranks(layers: list[nn.Module]) -> Iterator[None]:
-    """Let layers that are not synchronized share their statistics for the time being."""
-    joined = dist.is_available() and dist.is_initialized()
-    own = [layer for layer in layers if isinstance(layer, PopulationWhitening) and layer.process_group is None]
-    for layer in own if joined else ():
+def _share_statistics(layers: list[nn.Module]) -> Iterator[None]:
+    """Make layers that are not synchronized share their statistics temporarily."""
+    is_distributed = dist.is_available() and dist.is_initialized()
+    local = [layer for layer in layers if isinstance(layer, PopulationWhitening) and layer.process_group is None]
+    for layer in local if is_distributed else ():
         layer.process_group = dist.group.WORLD
     try:
         yield
     finally:
-        for layer in own:
+        for layer in local:
             layer.process_group = None

@@ -1,4 +1,4 @@
-"""Whitening layers for mmengine's registry: ``norm_cfg=dict(type="IterNorm", ...)`` in mmdet, mmseg and the like."""
+"""Whitening layers for mmengine's registry: ``norm_cfg=dict(type="IterNorm", ...)`` in mmdet or mmseg."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from whitenorm.layers import (
 
 __all__ = ["register"]
 
-# How mmcv names a norm in a model; those of BatchNorm's kind load its checkpoints, as "bn1" stays "bn1".
+# mmcv's names of norms in a model. Batch layers keep BatchNorm's, so that its checkpoints load.
 _ABBREVIATIONS: dict[type[nn.Module], str] = {
     BatchWhitening: "bn",
     IterNorm: "bn",
@@ -32,12 +32,12 @@ _ABBREVIATIONS: dict[type[nn.Module], str] = {
 
 
 def register() -> None:
-    """Register the whitening layers in ``mmengine.registry.MODELS``, each by its class name.
+    """Register the whitening layers in ``mmengine.registry.MODELS``, each under its class name.
 
-    A configuration then names them as it names other norms, such as ``norm_cfg=dict(type="IterNorm", steps=5)`` or
-    ``norm_cfg=dict(type="GroupWhitening", num_groups=32)``. Call it before models are built, or in a module that the
+    Configurations can then use them like other norms, as ``norm_cfg=dict(type="IterNorm", steps=5)`` or
+    ``norm_cfg=dict(type="GroupWhitening", num_groups=32)``. Call this before building models, or in a module that the
     configuration's ``custom_imports`` lists. ``requires_grad`` in a ``norm_cfg`` works as for other norms. mmcv passes
-    ``eps=1e-5`` unless the configuration has another ε; the paper's for ``DecorrelatedBatchNorm`` is 1e-3.
+    ``eps=1e-5`` unless the configuration has another ε; for ``DecorrelatedBatchNorm``, the paper's is 1e-3.
     """
     try:
         from mmengine.registry import MODELS
@@ -50,10 +50,10 @@ def register() -> None:
             MODELS.register_module(name=builder.__name__, module=builder)
 
 
-def _builder(kind: type[nn.Module], abbreviation: str) -> type:
-    """Return a class that creates layers of a kind when called, since mmcv expects classes.
+def _make_builder(kind: type[nn.Module], abbreviation: str) -> type:
+    """Make a class that returns layers of a kind when called, since mmcv expects classes.
 
-    The width comes first, whatever the layer's own order of arguments is.
+    The width is its first argument, whatever the layer's own order of arguments is.
     """
     width = next(name for name in inspect.signature(kind).parameters if name != "num_groups")
 
@@ -63,4 +63,4 @@ def _builder(kind: type[nn.Module], abbreviation: str) -> type:
     return type(kind.__name__, (), {"__new__": create, "__doc__": kind.__doc__, "_abbr_": abbreviation})
 
 
-_BUILDERS = [_builder(kind, abbreviation) for kind, abbreviation in _ABBREVIATIONS.items()]
+_BUILDERS = [_make_builder(kind, abbreviation) for kind, abbreviation in _ABBREVIATIONS.items()]

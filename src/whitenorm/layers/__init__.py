@@ -1,6 +1,6 @@
 """The layers: parameters and running statistics around the functions of :mod:`whitenorm.functional`."""
 
-from whitenorm.layers.base import Whitening
+from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buffers
 from whitenorm.layers.batch import BatchWhitening, DecorrelatedBatchNorm, IterNorm
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.layers.switchable import SwitchableWhitening
@@ -12,6 +12,8 @@ __all__ = [
     "InstanceWhitening",
     "IterNorm",
     "LayerWhitening",
+    "PopulationWhitening",
     "SwitchableWhitening",
     "Whitening",
+    "unchanged_buffers",
 ]

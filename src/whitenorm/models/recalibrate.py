@@ -1,4 +1,4 @@
-"""Population statistics anew from data, as true averages."""
+"""Recompute population statistics from data, as exact averages."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from whitenorm._runtime import check_floating
-from whitenorm.layers.base import PopulationWhitening, unchanged_buffers
+from whitenorm.layers import PopulationWhitening, unchanged_buffers
+from whitenorm.models.norms import BATCH_NORM, keeps_population
 from whitenorm.ops.check import check_channels, check_mask
 from whitenorm.ops.distributed import Group, Lockstep, reduce_moments
 from whitenorm.ops.statistics import channel_moments
 from whitenorm.ops.types import Moments
 
-_BATCH = nn.modules.batchnorm._BatchNorm
-
 
 def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = True) -> nn.Module:
-    """Compute the population statistics of a model's whitening and BatchNorm layers again, and return the model.
+    """Recompute the population statistics of a model's whitening and BatchNorm layers, and return the model.
 
-    Each layer gets the mean and covariance of all its inputs over the data, counted by value, so that neither momentum
-    nor the order or size of batches matters. While the data pass, these layers normalise with batch statistics, as in
-    training; all else in the model stays in the mode it is in. Of use after weights were averaged (SWA, EMA), after a
-    short training with large batches, or where the running statistics have lagged behind.
+    Each layer gets the mean and covariance of all its inputs over the data, with equal weight for every value, so that
+    momentum and the order or size of batches do not matter. During the pass, these layers normalize with batch
+    statistics, as in training; all other modules stay in their mode. Use it after averaging weights (SWA, EMA), after a
+    short training with large batches, or when the running statistics lag behind.
 
-    Nothing is changed unless all batches pass. Ranks with synchronised layers join their data; they must all have the
-    same number of batches, of which some may be empty. If one has more or fewer, or an error is raised on it, in the
-    batches or in the model, all ranks raise an error that names it, and none is changed.
+    Nothing is changed unless all batches succeed. Ranks with synchronized layers combine their data; all of them must
+    have the same number of batches, some of which may be empty. If a rank has more or fewer batches, or raises an
+    error, all ranks raise an error that names it, and none is changed.
 
     Args:
         model: any module.
         batches: inputs of the model: tensors, tuples or lists whose first entry is the input (the rest is ignored), or
             dicts of keyword arguments.
-        progress: show a line with the time left on a terminal.
+        progress: show the progress and the time left on a terminal.
 
     Example::
 
@@ -47,38 +46,34 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
         >>> recalibrate_(model, data)[0].running_mean.allclose(data.flatten(0, 1).mean(0), atol=1e-5)
         True
     """
-    layers = [module for module in model.modules() if _keeps_population(module)]
+    layers = [module for module in model.modules() if keeps_population(module)]
     if not layers:
         raise ValueError(
             f"expected a model with population statistics (got {type(model).__name__} without a whitening or BatchNorm "
             "layer that tracks them); there is nothing to recalibrate"
         )
-    found: dict[nn.Module, Moments] = {}
-    count = 0
-    lockstep = Lockstep(_groups(layers))
-    with unchanged_buffers(*layers), _watched(layers, found, lockstep), torch.no_grad():
-        for arguments, options in lockstep.iterate(_model_inputs(_shown(batches) if progress else batches)):
+    moments: dict[nn.Module, Moments] = {}
+    num_batches = 0
+    lockstep = Lockstep(_map_groups_to_devices(layers))
+    with unchanged_buffers(*layers), _collect_moments(layers, moments, lockstep), torch.no_grad():
+        for args, kwargs in lockstep.iterate(_iterate_inputs(_show_progress(batches) if progress else batches)):
             with lockstep.processing():
-                model(*arguments, **options)
-            count += 1
-        joined = {layer: _reduce_moments(layer, found.get(layer)) for layer in layers}
-    found = {layer: seen for layer, seen in joined.items() if seen.num_values > 1}
-    if not found:
+                model(*args, **kwargs)
+            num_batches += 1
+        moments = {layer: _reduce(layer, moments.get(layer)) for layer in layers}
+    moments = {layer: total for layer, total in moments.items() if total.num_values > 1}
+    if not moments:
         raise ValueError(
-            f"expected at least one batch that reaches the layers (got {count} batches, and fewer than 2 values per "
-            "channel in every layer); population statistics cannot come from no data"
+            f"expected at least one batch that reaches the layers (got {num_batches} batches, and fewer than 2 values "
+            "per channel in every layer); pass batches that reach the layers"
         )
-    for layer, seen in found.items():
-        _record(layer, seen)
+    for layer, total in moments.items():
+        _set_population(layer, total)
     return model
 
 
-def _keeps_population(module: nn.Module) -> bool:
-    return isinstance(module, (PopulationWhitening, _BATCH)) and bool(module.track_running_stats)
-
-
-def _model_inputs(batches: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """Positional and keyword arguments of the model for each batch."""
+def _iterate_inputs(batches: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Yield the positional and keyword arguments of the model for each batch."""
     for batch in batches:
         if isinstance(batch, Mapping):
             yield (), batch
@@ -87,23 +82,23 @@ def _model_inputs(batches: Iterable[Any]) -> Iterator[tuple[tuple[Any, ...], Map
 
 
 @contextmanager
-def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments], lockstep: Lockstep) -> Iterator[None]:
-    """Layers in training mode, and the moments of their inputs; undone at the end."""
+def _collect_moments(layers: list[nn.Module], moments: dict[nn.Module, Moments], lockstep: Lockstep) -> Iterator[None]:
+    """Put layers in training mode temporarily, and add up the moments of their inputs."""
     modes = [layer.training for layer in layers]
     hooks = []
     try:
         for layer in layers:
-            # Not train(), which would wake what is inside the layer.
+            # Not train(), which would also change modules inside the layer, such as dropout.
             layer.training = True
 
-            def watch(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-                new = _moments(layer, _counted(*inputs, **named))
-                if new.num_values:
-                    found[layer] = _joined(found[layer], new) if layer in found else new
+            def add_batch(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+                batch = _compute_moments(layer, _drop_masked(*args, **kwargs))
+                if batch.num_values:
+                    moments[layer] = _combine(moments[layer], batch) if layer in moments else batch
                 # The layer's all-reduce comes next.
-                lockstep.check(_group(layer))
+                lockstep.check(_find_process_group(layer))
 
-            hooks.append(layer.register_forward_pre_hook(watch, with_kwargs=True))
+            hooks.append(layer.register_forward_pre_hook(add_batch, with_kwargs=True))
         yield
     finally:
         for hook in hooks:
@@ -112,15 +107,15 @@ def _watched(layers: list[nn.Module], found: dict[nn.Module, Moments], lockstep:
             layer.training = mode
 
 
-def _counted(input: Tensor, mask: Tensor | None = None) -> Tensor:
-    """A layer's input, without the positions that its mask leaves out."""
+def _drop_masked(input: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return a layer's input without the positions that its mask excludes."""
     if mask is None:
         return input
     check_mask(input, mask)
     return input.movedim(1, -1)[mask]
 
 
-def _moments(layer: nn.Module, x: Tensor) -> Moments:
+def _compute_moments(layer: nn.Module, x: Tensor) -> Moments:
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
     check_channels(x, layer.num_features)  # type: ignore[arg-type]
     check_floating("input", x)
@@ -128,17 +123,17 @@ def _moments(layer: nn.Module, x: Tensor) -> Moments:
     return Moments(mean, cov, x.numel() // x.shape[1])
 
 
-def _joined(a: Moments, b: Moments) -> Moments:
-    """Of two sets of values together."""
-    number = a.num_values + b.num_values
-    share = b.num_values / number
+def _combine(a: Moments, b: Moments) -> Moments:
+    """Return the moments of two sets of values together."""
+    num_values = a.num_values + b.num_values
+    share = b.num_values / num_values
     step = b.mean - a.mean
     between = share * (1 - share) * step.unsqueeze(-1) * step.unsqueeze(-2)
-    return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, number)
+    return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, num_values)
 
 
-def _group(layer: nn.Module) -> Group:
-    """The ranks that a layer shares its batches with."""
+def _find_process_group(layer: nn.Module) -> Group:
+    """Return the ranks whose batches a layer combines; None for this process alone."""
     if isinstance(layer, PopulationWhitening):
         return layer.process_group
     if isinstance(layer, nn.SyncBatchNorm) and dist.is_initialized():
@@ -146,44 +141,44 @@ def _group(layer: nn.Module) -> Group:
     return None
 
 
-def _groups(layers: list[nn.Module]) -> dict[dist.ProcessGroup, torch.device]:
-    groups = {_group(layer): layer.get_buffer("running_mean").device for layer in layers}
+def _map_groups_to_devices(layers: list[nn.Module]) -> dict[dist.ProcessGroup, torch.device]:
+    groups = {_find_process_group(layer): layer.get_buffer("running_mean").device for layer in layers}
     return {group: device for group, device in groups.items() if group is not None}
 
 
-def _reduce_moments(layer: nn.Module, seen: Moments | None) -> Moments:
-    """What all ranks have seen; a rank that has seen nothing takes part too, as the others wait for it."""
-    if seen is None:
-        seen = _moments(layer, layer.get_buffer("running_mean").unsqueeze(0)[:0])
-    return reduce_moments(seen, _group(layer))
+def _reduce(layer: nn.Module, moments: Moments | None) -> Moments:
+    """Return the moments over all ranks; a rank without data takes part, as the others wait for it."""
+    if moments is None:
+        moments = _compute_moments(layer, layer.get_buffer("running_mean").unsqueeze(0)[:0])
+    return reduce_moments(moments, _find_process_group(layer))
 
 
 @torch.no_grad()
-def _record(layer: nn.Module, seen: Moments) -> None:
+def _set_population(layer: nn.Module, moments: Moments) -> None:
     if isinstance(layer, PopulationWhitening):
-        layer.set_population(seen.mean.flatten(), seen.cov.squeeze(0))
-    elif isinstance(layer, _BATCH):
+        layer.set_population(moments.mean.flatten(), moments.cov.squeeze(0))
+    elif isinstance(layer, BATCH_NORM):
         assert layer.running_mean is not None
         assert layer.running_var is not None
-        layer.running_mean.copy_(seen.mean.flatten())
-        # BatchNorm's is the unbiased variance.
-        layer.running_var.copy_(seen.cov.flatten() * seen.num_values / (seen.num_values - 1))
+        layer.running_mean.copy_(moments.mean.flatten())
+        # BatchNorm keeps the unbiased variance.
+        layer.running_var.copy_(moments.cov.flatten() * moments.num_values / (moments.num_values - 1))
 
 
-def _shown(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches, with a line of progress on a terminal."""
+def _show_progress(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches, and show the progress on a terminal."""
     try:
         total = len(batches)  # type: ignore[arg-type]
     except TypeError:
-        # A generator, or a DataLoader of a stream.
+        # A generator, or a DataLoader of an IterableDataset.
         total = None
     start = time.monotonic()
-    terminal = sys.stderr.isatty()
+    is_terminal = sys.stderr.isatty()
     for i, batch in enumerate(batches, 1):
         yield batch
-        if terminal:
+        if is_terminal:
             elapsed = time.monotonic() - start
             left = "" if total is None else f" of {total}, {elapsed / i * (total - i):.0f} s left"
             print(f"\rrecalibrating: batch {i}{left}   ", end="", file=sys.stderr, flush=True)
-    if terminal:
+    if is_terminal:
         print(file=sys.stderr)

@@ -1,37 +1,56 @@
-"""What was converted in a model, as a record that is saved with it, and a plain model made into the same again."""
+"""Records of conversions: which whitening layers a model has, as JSON, and a plain model converted by a record."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import math
 import warnings
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
+from whitenorm import layers
 from whitenorm._suggest import suggest
-from whitenorm.layers.base import Whitening
-from whitenorm.models.entry import PLACES, Entry, make_layer, write_entry
+from whitenorm.functional import check_population
+from whitenorm.layers import Whitening
+from whitenorm.models.modules import Activated, Decorrelated, LayerWhitening2d, put_before
 from whitenorm.models.norms import as_norm
-from whitenorm.models.parts import Activated, Decorrelated, put_before
-from whitenorm.models.replace import leave_fast_path, replace_
-from whitenorm.models.transfer import nearest_tensors, norm_before, same, take_hooks, take_origin, take_requires_grad
+from whitenorm.models.replace import disable_fast_path_, replace_
+from whitenorm.models.transfer import (
+    find_nearest_tensors,
+    is_same_layer,
+    make_identity_norm,
+    place_layer,
+    transfer_hooks,
+    transfer_origin,
+    transfer_requires_grad,
+)
+from whitenorm.ops.check import check_eps, check_momentum, check_positive, check_statistics
+from whitenorm.solvers import as_solver
 
-KEY = "whitenorm"
+# The record's key in a checkpoint, and its attribute in a transformers configuration.
+RECORD_KEY = "whitenorm"
+# The container of a layer that is followed by a fused activation, or by the linear layer whose input it whitens.
+_CONTAINERS: dict[str, type[nn.Module]] = {"activated": Activated, "before": Decorrelated}
+_BASES = ("Whitening", "PopulationWhitening")
+_LAYERS: dict[str, type[nn.Module]] = {
+    kind.__name__: kind
+    for kind in (*(getattr(layers, name) for name in layers.__all__), LayerWhitening2d)
+    if isinstance(kind, type) and kind.__name__ not in _BASES
+}
+_NOT_RECORDED = ("process_group", "device", "dtype")
+_SIZES = ("num_features", "num_channels", "normalized_shape")
+# More steps are useless and would take forever, so a record with more is damaged.
+_MAX_STEPS = 1000
 
 
 def conversion_of(model: nn.Module) -> dict[str, Any]:
-    """Which whitening layers a model has, where, and with which arguments, as JSON can hold it.
+    """Return which whitening layers a model has, where, and with which arguments, in a form that JSON can hold.
 
-    :func:`load_converted` makes a plain model of the same architecture into the same again. :func:`convert_` keeps it
-    in the configuration of a transformers model, so that ``save_pretrained`` writes it; elsewhere save it beside the
-    state dict.
+    :func:`load_converted` converts a plain model of the same architecture in the same way. :func:`convert_` stores the
+    record in the configuration of a transformers model, so that ``save_pretrained`` writes it; for other models, save
+    it beside the state dict.
 
     Example::
 
@@ -39,112 +58,43 @@ def conversion_of(model: nn.Module) -> dict[str, Any]:
         >>> conversion_of(model)["1"]["layer"], conversion_of(model)["1"]["arguments"]["steps"]
         ('IterNorm', 3)
     """
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for name, module in model.named_modules():
         if isinstance(module, Whitening):
-            parent = name.rpartition(".")[0]
-            around = model.get_submodule(parent) if name else None
-            place = next((place for place, kind in PLACES.items() if isinstance(around, kind)), None)
-            entry = write_entry(name, module)
-            found[name if place is None else parent] = entry if place is None else {**entry, "place": place}
-    return found
+            parent_name = name.rpartition(".")[0]
+            parent = model.get_submodule(parent_name) if name else None
+            place = next((place for place, kind in _CONTAINERS.items() if isinstance(parent, kind)), None)
+            entry = _describe_layer(name, module)
+            record[name if place is None else parent_name] = entry if place is None else {**entry, "place": place}
+    return record
 
 
-def record_(model: nn.Module) -> None:
-    """Keep the record in the configuration of a transformers model, or of one in its manner."""
+def store_record_(model: nn.Module) -> None:
+    """Store the record in the configuration of a transformers model, or of a model with a similar one."""
     config = getattr(model, "config", None)
     if not callable(getattr(config, "to_json_string", None)):
         return
     try:
         record = conversion_of(model)
     except ValueError as error:
-        setattr(config, KEY, None)
+        setattr(config, RECORD_KEY, None)
         warnings.warn(f"the model's config has no record of this conversion: {error}", stacklevel=3)
     else:
-        setattr(config, KEY, record)
-
-
-def load_converted(
-    model: nn.Module,
-    source: Mapping[str, Any] | str | Path,
-    conversion: Mapping[str, Any] | None = None,
-    *,
-    strict: bool = True,
-) -> nn.Module:
-    """Make a plain model what a converted one was when it was saved, load its state, and return it.
-
-    The record is looked for in this order: the argument; the entry ``"whitenorm"`` of the file or dict, beside the
-    state dict in ``"state_dict"`` or ``"model"``, or of a safetensors file's metadata, as JSON; the ``config.json`` of
-    a folder; the model's own ``config``.
-
-    A record or a state that does not fit is an error, which leaves the model as it was.
-
-    Args:
-        model: of the same architecture, not converted; of transformers, what ``from_pretrained`` or ``from_config``
-            gives.
-        source: a state dict, a dict with one, a file of ``torch.save`` or safetensors, or a folder of
-            ``save_pretrained``.
-        conversion: what :func:`conversion_of` told of the saved model.
-        strict: raise if tensors are missing or left over.
-
-    Example::
-
-        >>> saved = whitenorm.convert_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), "gw", num_groups=4)
-        >>> file = {"state_dict": saved.state_dict(), "whitenorm": whitenorm.conversion_of(saved)}
-        >>> load_converted(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), file)[1].num_groups
-        4
-    """
-    state, stored = _read(source)
-    records = (conversion, stored, getattr(getattr(model, "config", None), KEY, None))
-    record = next((record for record in records if record is not None), None)
-    if record is None:
-        raise ValueError(
-            "expected a record of the conversion (got none with the state, nor in the model's config); save it beside "
-            'the state dict, {"state_dict": model.state_dict(), "whitenorm": whitenorm.conversion_of(model)}, or pass '
-            "conversion="
-        )
-    new = _new_layers(model, record)
-    converted = replace_(model, new)
-    try:
-        _check_state(converted, state, strict)
-        converted.load_state_dict(state, strict=False)
-    except BaseException:
-        replace_(model, {module: old for old, module in new.items()})
-        raise
-    leave_fast_path(converted)
-    record_(converted)
-    return converted
+        setattr(config, RECORD_KEY, record)
 
 
 def apply_record_(model: nn.Module, record: Mapping[str, Any]) -> nn.Module:
     """Replace the norms of a plain model by the layers of a record, and return the model."""
-    converted = replace_(model, _new_layers(model, record))
-    leave_fast_path(converted)
+    converted = replace_(model, make_replacements(model, record))
+    disable_fast_path_(converted)
     return converted
 
 
-def _new_layers(model: nn.Module, record: Any) -> dict[nn.Module, nn.Module]:
-    """Make the layers of a record, by the modules that they take the place of; those that are there already stay."""
-    _check_names(model, record)
-    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    nearest = nearest_tensors(model)
-    new: dict[nn.Module, nn.Module] = {}
-    for name, entry in record.items():
-        old = modules[name]
-        place = entry.get("place") if isinstance(entry, Mapping) else None
-        container = PLACES.get(place) if isinstance(place, str) else None
-        if container is not None and isinstance(old, container):
-            old, place = old.get_submodule("0"), None
-        layer = _new_layer(name, entry, old, place, nearest[old])
-        if layer is not None:
-            new[old] = layer
-    return new
-
-
-def _check_names(model: nn.Module, record: Any) -> None:
+def make_replacements(model: nn.Module, record: Any) -> dict[nn.Module, nn.Module]:
+    """Make the layers of a record, by the modules that they replace; layers that the model already has stay."""
     if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
         raise ValueError(f"expected the record of a conversion, a dict by module names (got {type(record).__name__})")
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in record if name not in modules]
     if missing:
         raise ValueError(
@@ -152,13 +102,27 @@ def _check_names(model: nn.Module, record: Any) -> None:
             f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}){suggest(missing[0], modules)}; build the "
             "architecture that was converted"
         )
+    nearest = find_nearest_tensors(model)
+    replacements: dict[nn.Module, nn.Module] = {}
+    for name, entry in record.items():
+        old = modules[name]
+        place = entry.get("place") if isinstance(entry, Mapping) else None
+        container = _CONTAINERS.get(place) if isinstance(place, str) else None
+        if container is not None and isinstance(old, container):
+            old, place = old.get_submodule("0"), None
+        new = _make_replacement(name, entry, old, place, nearest[old])
+        if new is not None:
+            replacements[old] = new
+    return replacements
 
 
-def _new_layer(name: str, entry: Entry, old: nn.Module, place: Any, like: Tensor) -> nn.Module | None:
-    """Make what takes a module's place by an entry of a record; None if it is there already."""
+def _make_replacement(
+    name: str, entry: Mapping[str, Any], old: nn.Module, place: Any, like: Tensor
+) -> nn.Module | None:
+    """Make the replacement of a module by an entry of a record; None if the module already is that layer."""
     if place == "before" and isinstance(old, nn.Linear):
-        before = make_layer(name, entry, old.in_features).to(device=like.device, dtype=like.dtype)
-        take_origin(before, norm_before(old), f"{name}.0")
+        before = _make_layer(name, entry, old.in_features).to(device=like.device, dtype=like.dtype)
+        transfer_origin(before, make_identity_norm(old), f"{name}.0")
         return put_before(Decorrelated, before.train(old.training), old)
     norm = as_norm(old)
     if norm is None:
@@ -166,118 +130,158 @@ def _new_layer(name: str, entry: Entry, old: nn.Module, place: Any, like: Tensor
             f"expected a norm at {name!r}, as the record says (got {type(old).__name__}); build the architecture that "
             "was converted"
         )
-    layer = make_layer(name, entry, math.prod(norm.shape)).to(device=like.device, dtype=like.dtype)
-    if same(layer, old):
+    layer = _make_layer(name, entry, math.prod(norm.shape)).to(device=like.device, dtype=like.dtype)
+    if is_same_layer(layer, old):
         return None
     if place != ("activated" if norm.activation else None):
         raise ValueError(
             f"expected {name!r} to have an activation in it exactly if the record says 'activated' (got {place!r}, and "
             f"{type(old).__name__} with activations {norm.activation}); build the architecture that was converted"
         )
-    take_requires_grad(layer, norm)
-    take_origin(layer, norm, name)
-    layer.train(old.training)
-    placed = put_before(Activated, layer, *norm.activation) if norm.activation else layer
-    take_hooks(placed, old)
-    return placed
+    transfer_requires_grad(layer, norm)
+    replacement = place_layer(layer, norm, name)
+    transfer_hooks(replacement, old)
+    return replacement
 
 
-def _check_state(model: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
-    """Raise if a state does not fit the model, before anything of it is loaded."""
-    places = {name: _address(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
-    with _without_data(model), warnings.catch_warnings():
-        # Loading warns of them again.
-        warnings.simplefilter("ignore")
-        missing, unexpected = model.load_state_dict(_without_values(state), strict=False)
-    saved = {places.get(name) for name in state} - {None}
-    # What is tied to something that was saved is not saved twice.
-    missing = [name for name in missing if places.get(name) not in saved]
-    if strict and (missing or unexpected):
+def _describe_layer(name: str, module: nn.Module) -> dict[str, Any]:
+    """Describe a layer by its class and arguments."""
+    kind = type(module).__name__
+    if _LAYERS.get(kind) is not type(module):
         raise ValueError(
-            f"expected the state of this model (missing: {', '.join(missing) or 'nothing'}; left over: "
-            f"{', '.join(unexpected) or 'nothing'}); pass strict=False to load what fits"
+            f"expected layers of whitenorm's own classes (got {kind}, which a record cannot describe); save the whole "
+            "module with torch.save"
         )
+    arguments = {argument: _read_argument(name, module, argument) for argument in _list_arguments(type(module))}
+    return {"layer": kind, "arguments": arguments}
 
 
-def _address(tensor: Any) -> int | None:
-    return tensor.data_ptr() if isinstance(tensor, Tensor) and not is_lazy(tensor) else None
+def _list_arguments(kind: type[nn.Module]) -> list[str]:
+    return [name for name in inspect.signature(kind).parameters if name not in _NOT_RECORDED]
 
 
-@contextmanager
-def _without_data(model: nn.Module) -> Iterator[None]:
-    """A context in which the model's tensors are on the meta device, so that loading writes nothing."""
-    kept = [(module, module._parameters, module._buffers) for module in model.modules()]
+def _read_argument(name: str, module: Any, argument: str) -> Any:
+    if argument == "steps":
+        return module.solver.steps
+    if argument == "solver":
+        return _describe_solver(name, module.solver)
+    if argument == "bias":
+        return module.bias is not None
+    value = getattr(module, argument)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _describe_solver(name: str, solver: Any) -> str | dict[str, Any]:
+    """Return a solver's name, with its options if they are not its defaults."""
+    kind = type(solver).__name__.lower()
     try:
-        for module, parameters, buffers in kept:
-            module._parameters = {name: _on_meta(parameter) for name, parameter in parameters.items()}
-            module._buffers = {name: _on_meta(buffer) for name, buffer in buffers.items()}
-        yield
-    finally:
-        for module, parameters, buffers in kept:
-            module._parameters, module._buffers = parameters, buffers
-
-
-def _on_meta(tensor: Any) -> Any:
-    if not isinstance(tensor, Tensor):
-        return tensor
-    if is_lazy(tensor):
-        kind: Any = type(tensor)
-        return kind(device="meta", dtype=tensor.dtype)
-    meta = tensor.detach().to("meta")
-    return nn.Parameter(meta, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else meta
-
-
-def _without_values(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    shapes = OrderedDict((name, _on_meta(value)) for name, value in state.items())
-    if hasattr(state, "_metadata"):
-        shapes._metadata = state._metadata  # type: ignore[attr-defined]
-    return shapes
-
-
-def _read(source: Mapping[str, Any] | str | Path) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """The state dict of a source, and the record with it."""
-    if isinstance(source, Mapping):
-        inside = [source[name] for name in ("state_dict", "model") if isinstance(source.get(name), Mapping)]
-        return (inside[0], source.get(KEY)) if inside else (source, None)
-    if not isinstance(source, (str, Path)):
+        default = as_solver(kind)
+    except ValueError:
         raise ValueError(
-            "expected a state dict, a dict with one in 'state_dict' or 'model', or a path (got "
-            f"{type(source).__name__})"
-        )
-    path = Path(source)
-    if path.is_dir():
-        return _read_folder(path)
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    return _read(torch.load(path, map_location="cpu", weights_only=True))
+            f"expected solvers with a name, such as 'zca', in a record (got {solver!r} at {name!r}); make layers "
+            "with a function of your own by convert_ again"
+        ) from None
+    return kind if solver == default else {"name": kind, **vars(solver)}
 
 
-def _read_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """What ``save_pretrained`` wrote, in one file or in several."""
-    config = folder / "config.json"
-    record = _parse(config, config.read_text()).get(KEY) if config.exists() else None
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise OSError(f"expected weights in {folder}, *.safetensors or pytorch_model*.bin (got none)")
-    state: dict[str, Any] = {}
-    for file in files:
-        state.update(_read(file)[0])
-    return state, record
-
-
-def _read_safetensors(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        record = (file.metadata() or {}).get(KEY)
-        return {name: file.get_tensor(name) for name in file.keys()}, record and _parse(path, record)  # noqa: SIM118
-
-
-def _parse(path: Path, text: str) -> Mapping[str, Any]:
+def _make_layer(name: str, entry: Mapping[str, Any], width: int) -> nn.Module:
+    """Make the layer of an entry for a norm of this width, and raise if anything in the entry is invalid."""
     try:
-        parsed = json.loads(text)
+        kind, arguments = _parse_entry(entry, width)
+        return kind(**arguments)
     except ValueError as error:
-        raise ValueError(f"expected JSON in {path} (got {error})") from None
-    if not isinstance(parsed, Mapping):
-        raise ValueError(f"expected a JSON object in {path} (got {text[:40]})")
-    return parsed
+        raise ValueError(
+            f"expected the record of a conversion as conversion_of writes it (got a damaged entry {name!r}: {error})"
+        ) from None
+
+
+def _parse_entry(entry: Any, width: int) -> tuple[type[nn.Module], dict[str, Any]]:
+    _check_keys("entry", entry, ("layer", "arguments"), ("place",))
+    # A tuple, because a damaged entry may not be hashable.
+    if entry["layer"] not in tuple(_LAYERS):
+        hint = suggest(entry["layer"], _LAYERS) if isinstance(entry["layer"], str) else ""
+        raise ValueError(f"expected layer to be one of {', '.join(_LAYERS)} (got {entry['layer']!r}){hint}")
+    if "place" in entry and entry["place"] not in tuple(_CONTAINERS):
+        raise ValueError(f"expected place to be one of {', '.join(_CONTAINERS)} (got {entry['place']!r})")
+    kind, arguments = _LAYERS[entry["layer"]], entry["arguments"]
+    names = _list_arguments(kind)
+    _check_keys("arguments", arguments, names)
+    arguments = {name: _PARSERS[name](name, arguments[name]) for name in names}
+    size = next(arguments[name] for name in _SIZES if name in arguments)
+    total = math.prod(size) if isinstance(size, tuple) else size
+    if total != width:
+        raise ValueError(f"expected a layer for the width {width} of the norm that it replaces (got {total})")
+    return kind, arguments
+
+
+def _check_keys(name: str, value: Any, required: list[str] | tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected {name} to be a dict (got {value!r})")
+    missing = [key for key in required if key not in value]
+    unknown = [repr(key) for key in value if key not in (*required, *optional)]
+    if missing or unknown:
+        raise ValueError(
+            f"expected {name} to have {', '.join(required)} (missing: {', '.join(missing) or 'nothing'}; unknown: "
+            f"{', '.join(unknown) or 'nothing'})"
+        )
+
+
+def _parse_size(name: str, value: Any) -> int:
+    check_positive(name, value)
+    return int(value)
+
+
+def _parse_shape(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"expected {name} to be a list of sizes (got {value!r})")
+    return tuple(_parse_size(f"every size of {name}", size) for size in value)
+
+
+def _parse_steps(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_STEPS:
+        raise ValueError(f"expected {name} to be a whole number from 0 to {_MAX_STEPS} (got {value!r})")
+    return value
+
+
+def _parse_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected {name} to be true or false (got {value!r})")
+    return value
+
+
+def _parse_solver(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return as_solver(value)
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ValueError(f"expected {name} to be a name, or a dict with one and the solver's options (got {value!r})")
+    solver = as_solver(value["name"])
+    _check_keys(name, value, ("name", *vars(solver)))
+    return type(solver)(**{option: _SOLVER_PARSERS[option](option, value[option]) for option in vars(solver)})
+
+
+def _parse_statistics(name: str, value: Any) -> tuple[str, ...]:
+    check_statistics(value)
+    return tuple(value)
+
+
+def _parse_with(check: Callable[[Any], None]) -> Callable[[str, Any], Any]:
+    def parse(name: str, value: Any) -> Any:
+        check(value)
+        return value
+
+    return parse
+
+
+# Each parser takes an argument's name and value in the record, checks it, and returns the value for the class.
+_SOLVER_PARSERS: dict[str, Callable[[str, Any], Any]] = {"steps": _parse_steps}
+_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("num_features", "num_channels", "group_size", "num_groups"), _parse_size),
+    **dict.fromkeys(("affine", "elementwise_affine", "bias", "track_running_stats", "tie_weights"), _parse_flag),
+    "normalized_shape": _parse_shape,
+    "steps": _parse_steps,
+    "solver": _parse_solver,
+    "eps": _parse_with(check_eps),
+    "momentum": _parse_with(check_momentum),
+    "population": _parse_with(check_population),
+    "statistics": _parse_statistics,
+}

@@ -1,12 +1,18 @@
-"""Modules put in the places of others."""
+"""Replace modules of a model in place."""
 
 from __future__ import annotations
 
 from torch import nn
 
 
-def replace_(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Put new modules wherever the old ones stand, and return the model, or what takes its own place.
+def replace_(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Put new modules in the places of old ones, and return the model, or its own replacement.
+
+    A module that is registered in several places is replaced in all of them.
+
+    Args:
+        model: any module.
+        replacements: the new module for each old one.
 
     Example::
 
@@ -17,18 +23,18 @@ def replace_(model: nn.Module, new: dict[nn.Module, nn.Module]) -> nn.Module:
           (1): GELU(approximate='none')
         )
     """
-    # The modules as they are now: a new one may have an old one inside, which stays there.
+    # List the modules first: a new module may contain the old one, which must stay there.
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if child in new:
-                parent.register_module(name, new[child])
-    return new.get(model, model)
+            if child in replacements:
+                parent.register_module(name, replacements[child])
+    return replacements.get(model, model)
 
 
-def leave_fast_path(model: nn.Module) -> None:
-    """Turn off the fast path of ``nn.TransformerEncoder`` where its layers have other norms than LayerNorm.
+def disable_fast_path_(model: nn.Module) -> None:
+    """Disable the inference fast path of ``nn.TransformerEncoder`` layers whose norms are not LayerNorm.
 
-    At inference it computes LayerNorm itself, with the norms' weights, on nested tensors that nothing else takes.
+    The fast path does not call the norms: it computes LayerNorm from their weights, on nested tensors.
     """
     for module in model.modules():
         if _has_other_norms(module):

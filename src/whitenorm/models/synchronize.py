@@ -1,4 +1,4 @@
-"""One batch across processes: statistics over all ranks."""
+"""Synchronize the statistics of a model's layers over the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import warnings
 import torch.distributed as dist
 from torch import nn
 
-from whitenorm.layers.base import PopulationWhitening, Whitening
+from whitenorm.layers import PopulationWhitening, Whitening
 from whitenorm.models.replace import replace_
 from whitenorm.ops.distributed import Group
 
-_DIMENSIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def synchronize_(model: nn.Module, process_group: Group = None) -> nn.Module:
-    """Let a model's whitening layers use the statistics of all ranks' batches in training, and return the model.
+    """Use the statistics of all ranks' batches in a model's whitening layers, in place, and return the model.
 
-    What ``SyncBatchNorm.convert_sync_batchnorm`` is for BatchNorm, in place: with few samples a process, a covariance
-    over one rank's batch is singular or noisy. Ranks may have batches of different sizes, also empty ones. Forward
-    costs one all-reduce a layer, backward another; in eval mode there is none. Works under DDP and FSDP2, which are
-    applied afterwards. Layers with statistics of the sample alone (GW, IW) have nothing to synchronise; a model that
-    has no others is left as it is, with a warning. BatchNorms beside whitening layers become ``SyncBatchNorm``, which
-    trains on GPUs alone: on a CPU they stay local, with a warning.
+    This does for whitening what ``SyncBatchNorm.convert_sync_batchnorm`` does for BatchNorm: with few samples per
+    process, a covariance over one rank's batch is singular or noisy. Ranks may have batches of different sizes, and
+    empty ones. Each layer needs one all-reduce in the forward and one in the backward of a training step, and none in
+    eval mode. It works with DDP and FSDP2; apply them afterwards.
 
-    The gradients are those of the sum of all ranks' losses, as one process on the joined batch would find them.
+    Layers with statistics of the sample (GW, IW) have nothing to synchronize; a model that has no others is not
+    changed, with a warning. BatchNorms beside whitening layers become ``SyncBatchNorm``, which trains on GPUs only: on
+    a CPU they stay local, with a warning.
+
+    The gradients are those of the sum of all ranks' losses, as in a single process with the combined batch.
 
     Args:
         model: with :class:`BatchWhitening`, :class:`IterNorm`, :class:`DecorrelatedBatchNorm` or
             :class:`SwitchableWhitening` layers.
-        process_group: the ranks; all of them by default.
+        process_group: the ranks; all by default.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
-            "expected an initialised process group (got none); call torch.distributed.init_process_group first, in a "
+            "expected an initialized process group (got none); call torch.distributed.init_process_group first, in a "
             "program started by torchrun, or leave synchronize_ out in a single process"
         )
     layers = [module for module in model.modules() if isinstance(module, PopulationWhitening)]
@@ -51,24 +53,20 @@ def synchronize_(model: nn.Module, process_group: Group = None) -> nn.Module:
     group = dist.group.WORLD if process_group is None else process_group
     for layer in layers:
         layer.process_group = group
-    return _synchronise_batch_norms(model, group)
+    return _synchronize_batch_norms(model, group)
 
 
-def _synchronise_batch_norms(model: nn.Module, group: Group) -> nn.Module:
-    found = {name: module for name, module in model.named_modules() if type(module) in _DIMENSIONS}
-    local = [name for name, module in found.items() if any(tensor.is_cpu for tensor in module.state_dict().values())]
+def _synchronize_batch_norms(model: nn.Module, group: Group) -> nn.Module:
+    norms = {name: module for name, module in model.named_modules() if type(module) in _BATCH_NORMS}
+    local = [name for name, module in norms.items() if any(tensor.is_cpu for tensor in module.state_dict().values())]
     if local:
         warnings.warn(
             f"{len(local)} BatchNorms stay local ({', '.join(local[:3])}{', …' if len(local) > 3 else ''}): torch's "
-            "SyncBatchNorm trains on GPUs alone; move the model to its GPU first, or convert them, as "
+            "SyncBatchNorm trains only on GPUs; move the model to its GPU first, or convert them, as "
             'convert_(model, "iternorm", group_size=1) is BatchNorm too',
             stacklevel=3,
         )
-    return replace_(
-        model,
-        {
-            module: nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
-            for name, module in found.items()
-            if name not in local
-        },
-    )
+    replacements = {
+        norm: nn.SyncBatchNorm.convert_sync_batchnorm(norm, group) for name, norm in norms.items() if name not in local
+    }
+    return replace_(model, replacements)

@@ -1,4 +1,4 @@
-"""Symbolic traces of modules, with two facts that ``torch.fx`` does not record: attributes read and values kept."""
+"""Symbolic traces that also record which attributes the code reads, and which values it keeps after the forward."""
 
 from __future__ import annotations
 
@@ -21,19 +21,26 @@ _READ_BY_FX = {"forward", "named_modules", "_modules", "_parameters", "_buffers"
 class Trace(NamedTuple):
     """The graph of a module's forward.
 
-    ``reads`` has the names of the attributes that the code reads from each leaf, by the leaf's name. ``kept`` are the
-    nodes whose values outlive the forward: in an attribute, a container, a closure or a global.
+    Attributes:
+        graph: the graph that ``torch.fx`` records.
+        reads: the attributes that the code reads from each leaf, by the leaf's name.
+        kept_nodes: nodes whose values outlive the forward, in an attribute, a container, a closure or a global.
     """
 
     graph: fx.Graph
     reads: dict[str, set[str]]
-    kept: set[fx.Node]
+    kept_nodes: set[fx.Node]
 
 
 def trace_module(module: nn.Module, is_leaf: Callable[[nn.Module], bool], arguments: dict[str, Any]) -> Trace:
-    """Trace a copy of a module, with these arguments fixed; submodules that cannot be traced become leaves.
+    """Trace a copy of a module, with submodules that cannot be traced as leaves.
 
-    Raises what the module's own code raises when it is traced.
+    Errors that the module's own code raises when it is traced are passed on.
+
+    Args:
+        module: the module to trace.
+        is_leaf: whether a submodule is recorded as one call.
+        arguments: fixed values of arguments of forward.
     """
     if "forward" in vars(module):
         raise TypeError("its forward is replaced on the instance")
@@ -41,7 +48,7 @@ def trace_module(module: nn.Module, is_leaf: Callable[[nn.Module], bool], argume
     while True:
         tracer = _Tracer(is_leaf, opaque)
         try:
-            # The code runs with stand-ins for tensors, which must not stay in the model.
+            # The code runs on proxies, which must not stay in the model.
             return tracer.record(copy_module(module), arguments)
         except Exception:
             if tracer.culprit is None or tracer.culprit in opaque:
@@ -50,9 +57,9 @@ def trace_module(module: nn.Module, is_leaf: Callable[[nn.Module], bool], argume
 
 
 def copy_module(module: nn.Module) -> Any:
-    """Copy a module deeply, also one that keeps results of a forward, which ``copy.deepcopy`` refuses."""
-    kept = [leaf for part in module.modules() for leaf in tree_leaves(vars(part)) if isinstance(leaf, Tensor)]
-    return copy.deepcopy(module, {id(tensor): tensor.detach() for tensor in kept if not tensor.is_leaf})
+    """Return a deep copy of a module, also if it keeps tensors with gradients, which ``copy.deepcopy`` rejects."""
+    tensors = [leaf for part in module.modules() for leaf in tree_leaves(vars(part)) if isinstance(leaf, Tensor)]
+    return copy.deepcopy(module, {id(tensor): tensor.detach() for tensor in tensors if not tensor.is_leaf})
 
 
 class _Tracer(fx.Tracer):
@@ -68,44 +75,44 @@ class _Tracer(fx.Tracer):
         names = {id(part): name for name, part in module.named_modules() if self._is_leaf(part)}
         self._reads = {part: set() for part in names}
         with self._record_reads(), warnings.catch_warnings():
-            # What is worth a warning to the user comes again when the model is run.
+            # The model's own warnings come again when the user runs it.
             warnings.simplefilter("ignore")
             graph = self.trace(module, arguments)
-        return Trace(graph, {names[part]: read for part, read in self._reads.items()}, self._kept())
+        return Trace(graph, {names[part]: read for part, read in self._reads.items()}, self._find_kept_nodes())
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         with self._pause_recording():
-            known = self._is_leaf(m) or type(m) in self._opaque
-            return known or super().is_leaf_module(m, module_qualified_name)
+            is_leaf = self._is_leaf(m) or type(m) in self._opaque
+            return is_leaf or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            # The innermost comes first.
+            # The innermost module raises first.
             self.culprit = self.culprit or type(m)
             raise
 
     def create_args_for_root(self, *args: Any, **kwargs: Any) -> Any:
-        created = super().create_args_for_root(*args, **kwargs)
+        root_args = super().create_args_for_root(*args, **kwargs)
         # The model's code runs next.
         self._is_recording = True
-        return created
+        return root_args
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         proxy = super().proxy(node)
         self._proxies.append((node, weakref.ref(proxy)))
         return proxy
 
-    def _kept(self) -> set[fx.Node]:
+    def _find_kept_nodes(self) -> set[fx.Node]:
         if any(proxy() is not None for _, proxy in self._proxies):
-            # Some may only wait for the collector.
+            # Some are only kept by reference cycles.
             gc.collect()
         return {node for node, proxy in self._proxies if proxy() is not None}
 
     @contextmanager
     def _record_reads(self) -> Iterator[None]:
-        """Patch attribute access of modules for the time of the trace, as fx patches their calls."""
+        """Patch attribute access of modules during the trace, as fx patches their calls."""
 
         def read(part: nn.Module, name: str) -> Any:
             if self._is_recording and name not in _READ_BY_FX and id(part) in self._reads:
@@ -128,7 +135,7 @@ class _Tracer(fx.Tracer):
             self._is_recording = before
 
 
-def default_arguments(module: nn.Module) -> dict[str, Any]:
-    """The arguments of forward that a plain call leaves at their defaults."""
+def read_default_arguments(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments of forward that have a default, with their defaults."""
     parameters = inspect.signature(module.forward).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whitenorm._suggest import suggest
-from whitenorm.models.layers import LayerLike
-from whitenorm.models.recipes import Where
+from whitenorm.models import LayerLike, Where
 from whitenorm_lab.nets import plain, vgg
 from whitenorm_lab.nets.calibration import batch_norm_outputs, match_
 from whitenorm_lab.nets.mlp import mlp

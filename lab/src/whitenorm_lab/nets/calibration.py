@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenorm.layers.base import PopulationWhitening
-from whitenorm.models.parts import Activated
+from whitenorm.layers import PopulationWhitening
+from whitenorm.models import Activated
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 

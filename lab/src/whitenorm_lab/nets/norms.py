@@ -8,11 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from whitenorm.models import convert_
-from whitenorm.models.layers import NAMES as WHITENING
-from whitenorm.models.layers import LayerLike
-from whitenorm.models.norms import find_norms
-from whitenorm.models.recipes import Where
+from whitenorm.models import WHITENING_NAMES as WHITENING
+from whitenorm.models import LayerLike, Where, convert_, find_norms
 
 NAMES = ("bn", "gn", "ln", "in", "none", *WHITENING)
 """The norms that :func:`place_` knows by name."""

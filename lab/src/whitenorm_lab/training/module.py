@@ -13,7 +13,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 
-from whitenorm.layers.base import unchanged_buffers
+from whitenorm.layers import unchanged_buffers
 from whitenorm_lab.training import recalibration, schedules
 from whitenorm_lab.training.optimizers import optimizer
 from whitenorm_lab.training.outcome import DivergenceError, Epoch

@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from whitenorm.layers.base import PopulationWhitening
-from whitenorm.models.recalibrate import recalibrate_
+from whitenorm.layers import PopulationWhitening
+from whitenorm.models import recalibrate_
 from whitenorm_lab.training.config import Run
 
 _BATCH = nn.modules.batchnorm._BatchNorm

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import whitenorm
-from whitenorm.layers.base import PopulationWhitening
-from whitenorm.models.replace import replace_
+from whitenorm.layers import PopulationWhitening
+from whitenorm.models import replace_
 
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from torch import nn
 
 import whitenorm
-from whitenorm.models.recalibrate import recalibrate_
+from whitenorm.models import recalibrate_
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Context, Settings
 from whitenorm_lab.claims.plots import levels_line

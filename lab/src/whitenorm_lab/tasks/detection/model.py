@@ -15,7 +15,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
 from whitenorm._suggest import suggest
-from whitenorm.models.replace import replace_
+from whitenorm.models import replace_
 from whitenorm_lab.nets import place_
 from whitenorm_lab.tasks.detection import weights
 from whitenorm_lab.tasks.detection.config import FROZEN, Detection

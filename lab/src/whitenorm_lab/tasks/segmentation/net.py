@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whitenorm.models.layers import LayerLike
-from whitenorm.models.recipes import Where
+from whitenorm.models import LayerLike, Where
 from whitenorm_lab.nets import place_, pretrained
 from whitenorm_lab.tasks.segmentation.backbones import backbone
 from whitenorm_lab.tasks.segmentation.heads import HEADS, fcn_head, resize

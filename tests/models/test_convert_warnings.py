@@ -1,4 +1,4 @@
-"""What a conversion says: of a trained model's output, of norms that it leaves, and of words that it does not know."""
+"""Warnings and errors of conversions: changed outputs of trained models, norms that stay, and unknown names."""
 
 import copy
 import re
@@ -7,17 +7,17 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 import whitenorm
-from tests.helpers.models import BatchNormAct2d, ResNet, trained
+from tests.helpers.conversion_cases import OwnForward, make_parametrized, make_patched
+from tests.helpers.models import BatchNormAct2d, ResNet, randomize_norms
 from whitenorm import convert_, recipes
 
-CHANGES = "this model is trained, and its output in eval mode changes"
+OUTPUT_CHANGES = "this model is trained, and its output in eval mode changes"
 
 
-def run_quietly(function, *args, **options):
-    """Call a function, and return its result and the warnings."""
+def collect_warnings(function, *args, **options):
+    """Call a function, and return its result and the texts of its warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = function(*args, **options)
@@ -26,9 +26,9 @@ def run_quietly(function, *args, **options):
 
 class TestOutputOfATrainedModel:
     @pytest.mark.parametrize("name", ["gw", "iw", "sw", "sw5", "gn", "ln"])
-    def test_other_statistics_than_batch_norms(self, name):
-        (text,) = run_quietly(convert_, trained(ResNet()), name)[1]
-        assert text.startswith(CHANGES)
+    def test_layers_with_other_statistics(self, name):
+        (text,) = collect_warnings(convert_, randomize_norms(ResNet()), name)[1]
+        assert text.startswith(OUTPUT_CHANGES)
         assert "bn1, blocks.0.bn1" in text
         assert "another function than BatchNorm2d" in text
         assert "fine-tune" in text
@@ -44,37 +44,37 @@ class TestOutputOfATrainedModel:
         ids=str,
     )
     @pytest.mark.parametrize("name", ["iternorm", "dbn", "bw-sigma", "sw"])
-    def test_no_population_to_take(self, name, norm):
+    def test_norms_without_population(self, name, norm):
         norm = copy.deepcopy(norm)
         nn.init.normal_(norm.weight)
-        (text,) = run_quietly(convert_, nn.Sequential(norm), name)[1]
-        assert text.startswith(CHANGES)
+        (text,) = collect_warnings(convert_, nn.Sequential(norm), name)[1]
+        assert text.startswith(OUTPUT_CHANGES)
         assert ("recalibrate_(model, batches)" in text) == (not isinstance(norm, nn.BatchNorm2d))
 
     def test_layer_norm(self):
         norm = nn.LayerNorm(16)
         nn.init.normal_(norm.bias)
-        assert CHANGES in run_quietly(convert_, nn.Sequential(norm), "gw")[1][0]
+        assert OUTPUT_CHANGES in collect_warnings(convert_, nn.Sequential(norm), "gw")[1][0]
 
     @pytest.mark.parametrize("options", [{"solver": "newton"}, {"solver": "pca"}])
-    def test_solvers_that_do_not_give_the_population_back(self, options):
-        (text,) = run_quietly(convert_, trained(ResNet()), "bw-sigma", **options)[1]
+    def test_solvers_that_do_not_invert_the_population(self, options):
+        (text,) = collect_warnings(convert_, randomize_norms(ResNet()), "bw-sigma", **options)[1]
         assert "BatchWhitening computes another function than BatchNorm2d: call recalibrate_" in text
 
     @pytest.mark.parametrize("name", ["iternorm", "dbn", "bw-sigma", "bn"])
     @pytest.mark.parametrize("where", ["all", "l1+df"])
-    def test_what_keeps_the_output_is_quiet(self, name, where):
-        model = trained(ResNet())
+    def test_no_warning_if_the_output_stays(self, name, where):
+        model = randomize_norms(ResNet())
         with warnings.catch_warnings():
-            # "bn" is what the model has.
+            # The model already has "bn".
             warnings.filterwarnings("ignore", "nothing is converted")
             convert_(model, name, where)
 
     def test_features_before_the_classifier(self):
-        (text,) = run_quietly(convert_, trained(ResNet()), "gw", "l1+df")[1]
+        (text,) = collect_warnings(convert_, randomize_norms(ResNet()), "gw", "l1+df")[1]
         assert "fc: GroupWhitening computes another function than no norm" in text
 
-    def test_larger_groups_keep_it_and_correlations_that_are_lost_do_not(self):
+    def test_larger_groups_keep_the_output_and_lost_correlations_change_it(self):
         model = nn.Sequential(whitenorm.DecorrelatedBatchNorm(8, 4))
         for _ in range(10):
             model(torch.randn(64, 8, 2, 2) @ torch.tensor([[1.0, 0.9], [0.0, 1.0]]))
@@ -82,41 +82,36 @@ class TestOutputOfATrainedModel:
         with torch.no_grad():
             model[0].running_whitening.copy_(torch.diag_embed(torch.rand(2, 4) + 0.5))
             mixed[0].running_whitening.copy_(torch.rand(2, 4, 4) + 2 * torch.eye(4))
-        assert run_quietly(convert_, model, "dbn", group_size=8, eps=1e-9)[1] == []
-        assert CHANGES in run_quietly(convert_, mixed, "bn")[1][0]
+        assert collect_warnings(convert_, model, "dbn", group_size=8, eps=1e-9)[1] == []
+        assert OUTPUT_CHANGES in collect_warnings(convert_, mixed, "bn")[1][0]
 
     @pytest.mark.parametrize("name", ["iternorm", "sw", "sw5", "gw", "iw", "gn", "ln"])
     def test_a_fresh_model_is_not_trained(self, name):
         model = ResNet()
-        # As libraries begin residual branches, and as a forward pass in eval mode leaves it.
+        # Libraries initialize residual branches with zeros; a forward pass in eval mode changes nothing.
         nn.init.zeros_(model.blocks[0].bn2.weight)
         model.eval()(torch.randn(2, 3, 8, 8))
-        assert run_quietly(convert_, model, name)[1] == []
+        assert collect_warnings(convert_, model, name)[1] == []
 
-    @pytest.mark.parametrize("touch", ["a batch", "a step", "a checkpoint"])
-    def test_each_sign_of_training(self, touch):
+    @pytest.mark.parametrize("sign", ["a batch", "a step", "a checkpoint"])
+    def test_each_sign_of_training(self, sign):
         model = ResNet()
-        if touch == "a batch":
+        if sign == "a batch":
             model(torch.randn(2, 3, 8, 8))
-        elif touch == "a step":
+        elif sign == "a step":
             nn.init.normal_(model.bn1.bias)
         else:
             model.bn1.running_var.uniform_(1, 2)
-        assert CHANGES in run_quietly(convert_, model, "gw")[1][0]
+        assert OUTPUT_CHANGES in collect_warnings(convert_, model, "gw")[1][0]
 
-    def test_a_plan_says_it_too(self):
-        plan = recipes.plan(trained(ResNet()), "gw", "l1")
+    def test_a_plan_has_the_warning(self):
+        plan = recipes.plan(randomize_norms(ResNet()), "gw", "l1")
         assert "another function" in plan[0].effect
         assert "[1] GroupWhitening computes another function" in str(plan)
 
-    def test_nothing_is_known_on_the_meta_device(self):
+    def test_no_warning_on_the_meta_device(self):
         with torch.device("meta"):
-            assert run_quietly(convert_, ResNet(), "gw")[1] == []
-
-
-class Doubled(nn.BatchNorm2d):
-    def forward(self, x):
-        return 2 * super().forward(x)
+            assert collect_warnings(convert_, ResNet(), "gw")[1] == []
 
 
 class Gated(nn.GroupNorm):
@@ -140,31 +135,14 @@ class OwnWhitening(whitenorm.IterNorm):
         return super().forward(x).relu()
 
 
-class Doubling(nn.Module):
-    def forward(self, weight):
-        return 2 * weight
-
-
-def parametrized():
-    norm = nn.BatchNorm2d(8)
-    parametrize.register_parametrization(norm, "weight", Doubling())
-    return norm
-
-
-def patched():
-    norm = nn.BatchNorm2d(8)
-    norm.forward = lambda x: x
-    return norm
-
-
 OBSTACLES = {
-    "batch": (lambda: Doubled(8), "Doubled has a forward of its own"),
+    "batch": (lambda: OwnForward(8), "OwnForward has a forward of its own"),
     "group": (lambda: Gated(2, 8), "Gated has a forward of its own"),
     "instance": (lambda: Styled(8), "Styled has a forward of its own"),
     "tensor": (lambda: WithATensor(8), "WithATensor has tensors of its own (gate)"),
     "whitening": (lambda: OwnWhitening(8), "OwnWhitening has a forward of its own"),
-    "parametrized": (parametrized, "it is parametrized"),
-    "patched": (patched, "its forward was replaced on the instance"),
+    "parametrized": (make_parametrized, "it is parametrized"),
+    "patched": (make_patched, "its forward was replaced on the instance"),
 }
 
 
@@ -173,7 +151,7 @@ class TestNormsThatWouldLoseSomething:
     def test_they_stay_with_a_reason(self, make, reason):
         model = nn.ModuleDict({"odd": make(), "plain": nn.BatchNorm2d(8)})
         odd = model["odd"]
-        (text,) = run_quietly(convert_, model, "dbn")[1]
+        (text,) = collect_warnings(convert_, model, "dbn")[1]
         assert model["odd"] is odd
         assert isinstance(model["plain"], whitenorm.DecorrelatedBatchNorm)
         assert re.search(rf"odd: .*{re.escape(reason)}.*; it stays\n.*where=\[names\]", text)
@@ -190,16 +168,16 @@ class TestNormsThatWouldLoseSomething:
         with pytest.raises(ValueError, match=re.escape(reason)):
             convert_(model, "dbn", where)
 
-    def test_their_names_ask_for_it(self, make, reason):
+    def test_exact_names_replace_them(self, make, reason):
         model = nn.ModuleDict({"odd": make()})
-        texts = run_quietly(convert_, model, "dbn", ["odd"])[1]
+        texts = collect_warnings(convert_, model, "dbn", ["odd"])[1]
         assert type(model["odd"]) is whitenorm.DecorrelatedBatchNorm
         assert reason in texts[0]
         assert model["odd"](torch.randn(4, 8, 3, 3)).isfinite().all()
 
 
 def test_a_forward_that_cannot_be_tried():
-    """What an RMSNorm of another library computes is tried with numbers, of which there are none."""
+    """The forward of another library's RMSNorm is run on an example, which is impossible on the meta device."""
 
     class RMSNorm(nn.Module):
         def __init__(self):
@@ -207,29 +185,28 @@ def test_a_forward_that_cannot_be_tried():
             self.weight = nn.Parameter(torch.ones(8, device="meta"))
 
     model = nn.Sequential(RMSNorm(), nn.LayerNorm(8))
-    (text,) = run_quietly(convert_, model, "gw")[1]
-    assert "0: test_conversion_warnings." in text
+    (text,) = collect_warnings(convert_, model, "gw")[1]
+    assert "0: tests.models.test_convert_warnings." in text
     assert "has a forward that cannot be tried on the meta device; it stays" in text
 
 
-def test_a_parametrized_weight_is_taken_as_it_is_computed():
-    model = nn.ModuleDict({"norm": parametrized()})
+def test_the_computed_value_of_a_parametrized_weight_carries_over():
+    model = nn.ModuleDict({"norm": make_parametrized()})
     with pytest.warns(UserWarning, match="parametrized"):
         convert_(model, "iternorm", ["norm"])
-    assert torch.equal(model["norm"].weight, torch.full((8,), 2.0))
+    assert torch.equal(model["norm"].weight, torch.full((8,), -1.0))
     assert model["norm"].weight.requires_grad
 
 
 @pytest.mark.parametrize("norm", [BatchNormAct2d(8), nn.SyncBatchNorm(8), nn.BatchNorm3d(8)], ids=str)
-def test_subclasses_that_are_understood(norm):
-    assert run_quietly(convert_, nn.Sequential(norm), "iternorm")[1] == []
+def test_known_subclasses_are_converted(norm):
+    assert collect_warnings(convert_, nn.Sequential(norm), "iternorm")[1] == []
 
 
-def test_plain_norms_are_not_asked_to_be_others():
-    """A subclass of BatchNorm is one already."""
-    model = nn.Sequential(Doubled(8), whitenorm.IterNorm(8))
-    assert run_quietly(convert_, model, "bn")[1] == []
-    assert [type(module) for module in model] == [Doubled, whitenorm.models.parts.BatchNorm]
+def test_a_subclass_of_batch_norm_counts_as_batch_norm():
+    model = nn.Sequential(OwnForward(8), whitenorm.IterNorm(8))
+    assert collect_warnings(convert_, model, "bn")[1] == []
+    assert [type(module) for module in model] == [OwnForward, whitenorm.models.modules.BatchNorm]
 
 
 def test_timms_norms():
@@ -237,15 +214,15 @@ def test_timms_norms():
     model = nn.ModuleList(
         [timm.BatchNormAct2d(8), timm.GroupNormAct(8, 2), timm.GroupNorm1(8), timm.LayerNorm(8), timm.LayerNorm2d(8)]
     )
-    assert run_quietly(convert_, copy.deepcopy(model), "gw", num_groups=2)[1] == []
+    assert collect_warnings(convert_, copy.deepcopy(model), "gw", num_groups=2)[1] == []
     split = nn.ModuleList([timm.SplitBatchNorm2d(8), nn.BatchNorm2d(8)])
     assert (
         "0: timm.layers.split_batchnorm.SplitBatchNorm2d has tensors of its own (aux_bn."
-        in (run_quietly(convert_, split, "iternorm")[1][0])
+        in (collect_warnings(convert_, split, "iternorm")[1][0])
     )
 
 
-class TestWords:
+class TestErrors:
     @pytest.mark.parametrize(
         ("layer", "where", "options", "message"),
         [
@@ -265,7 +242,7 @@ class TestWords:
             ("iternorm", "all", {"eps": None}, "expected eps from 0 to 1e+30 (got None); leave it out"),
         ],
     )
-    def test_unknown_ones_are_answered(self, layer, where, options, message):
+    def test_unknown_names_get_a_suggestion(self, layer, where, options, message):
         with pytest.raises(ValueError, match=re.escape(message)):
             convert_(ResNet(), layer, where, **options)
 

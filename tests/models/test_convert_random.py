@@ -1,4 +1,4 @@
-"""Random conversions: some of the fuzzer's, and that it can fail."""
+"""Random conversions of the fuzzer, and checks that the fuzzer finds errors."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from whitenorm.models import recipes, transfer
 
 
 @pytest.mark.parametrize("first", range(0, 600, 100))
-def test_nothing_is_lost_and_what_changes_is_said(first):
+def test_random_conversions_lose_nothing_and_warn_of_changes(first):
     problems = {seed: run_conversion(seed) for seed in range(first, first + 100)}
-    assert {seed: found for seed, found in problems.items() if found} == {}
+    assert {seed: messages for seed, messages in problems.items() if messages} == {}
 
 
 def test_every_source_and_target_is_drawn():
@@ -24,24 +24,24 @@ def find_problems(seeds=120):
 
 
 def test_a_missing_warning_is_found(monkeypatch):
-    monkeypatch.setattr(recipes, "describe_effect", lambda *args: "")
+    monkeypatch.setattr(recipes, "describe_output_change", lambda *args: "")
     assert "no warning where the output is off" in find_problems()
 
 
 @pytest.mark.filterwarnings("ignore:this model is trained")
 def test_a_needless_warning_is_found(monkeypatch):
-    monkeypatch.setattr(recipes, "describe_effect", lambda *args: "all changes")
+    monkeypatch.setattr(recipes, "describe_output_change", lambda *args: "all changes")
     monkeypatch.setattr(recipes, "is_trained", lambda module: True)
     problems = find_problems()
     assert "a warning where the output is kept" in problems
     assert "a warning of a model that is not trained" in problems
 
 
-def test_a_population_that_is_lost_is_found(monkeypatch):
-    monkeypatch.setattr(transfer, "_take_population", lambda new, norm: None)
+def test_a_lost_population_is_found(monkeypatch):
+    monkeypatch.setattr(transfer, "_transfer_population", lambda new, norm: None)
     assert "eval output off by" in find_problems()
 
 
-def test_parameters_that_are_learned_again_are_found(monkeypatch):
-    monkeypatch.setattr(transfer, "take_requires_grad", lambda new, norm: new.requires_grad_())
+def test_parameters_with_a_wrong_requires_grad_are_found(monkeypatch):
+    monkeypatch.setattr(transfer, "transfer_requires_grad", lambda new, norm: new.requires_grad_())
     assert "with requires_grad=True" in find_problems()

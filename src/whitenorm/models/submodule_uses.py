@@ -1,4 +1,4 @@
-"""How the code of a module uses the modules inside it, read from its source: for code that cannot be traced."""
+"""Read from a module's source how it uses its submodules, for code that cannot be traced."""
 
 from __future__ import annotations
 
@@ -11,60 +11,66 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-# How a module is used: called with its input alone; called in another way, or asked for an attribute; or anything else,
-# after which its parts may be used too.
+# CALLED is a call with one input, TOUCHED any other call or read of an attribute, and OPENED anything else, after which
+# the module's own submodules may be used, too.
 CALLED, TOUCHED, OPENED = "called", "touched", "opened"
 
 _HARMLESS_CALLS = {"len", "isinstance", "hasattr", "type", "super", "bool", "id"}
 _VALUES, _ITEMS = {"values", "children"}, {"items", "named_children"}
-# What gives modules out without naming them.
+# Attributes that give access to submodules without naming them.
 _GIVES_MODULES = {"modules", "named_modules", "get_submodule", "_modules", "apply", "__dict__"} | _VALUES | _ITEMS
 
 Path = tuple[str, ...]
 
 
 class Use(NamedTuple):
-    """One use of modules inside a module: several where an index or a loop chooses among them."""
+    """A use of one submodule, or of several if an index or a loop chooses among them.
+
+    Attributes:
+        modules: the submodules.
+        how: ``CALLED``, ``TOUCHED`` or ``OPENED``.
+    """
 
     modules: list[nn.Module]
     how: str
 
 
 def find_uses(module: nn.Module) -> list[Use] | None:
-    """All uses of submodules in forward and in the methods that it reaches; None where the code cannot be read."""
+    """Find all uses of submodules in forward and in the methods that it calls; None if the source cannot be read."""
     if "forward" in vars(module):
         return None
     uses: list[Use] = []
-    read: set[tuple[nn.Module, str]] = set()
+    visited: set[tuple[nn.Module, str]] = set()
     pending = [(module, "forward")]
     while pending:
-        method = pending.pop()
-        if method in read:
+        owner, method = pending.pop()
+        if (owner, method) in visited:
             continue
-        read.add(method)
-        for definition in _definitions(type(method[0]), method[1]):
-            tree = _parse(definition)
+        visited.add((owner, method))
+        for definition in _find_definitions(type(owner), method):
+            tree = _parse_source(definition)
             if tree is None:
                 return None
-            reader = _Reader(method[0], tree)
-            uses += reader.uses
-            pending += reader.methods
+            collector = _UseCollector(owner, tree)
+            uses += collector.uses
+            pending += collector.methods
     return uses
 
 
-def _definitions(kind: type, name: str) -> Iterator[Any]:
-    """The functions of this name in a class and its bases, as any of them may call the next."""
+def _find_definitions(kind: type, name: str) -> Iterator[Any]:
+    """Yield the functions of this name in a class and its bases, as each may call the next."""
     for base in kind.__mro__:
         if base not in (nn.Module, object) and name in vars(base):
-            found = vars(base)[name]
-            for attribute in ("fget", "func", "__func__"):  # of a property, a cached one, or a method of the class
-                found = getattr(found, attribute, found)
-            # A static method has no self: what it is given is seen where it is called.
-            if callable(found) and not isinstance(vars(base)[name], staticmethod):
-                yield inspect.unwrap(found)
+            function = vars(base)[name]
+            # The function of a property, a cached property or a class method.
+            for attribute in ("fget", "func", "__func__"):
+                function = getattr(function, attribute, function)
+            # A static method has no self; its arguments are seen where it is called.
+            if callable(function) and not isinstance(vars(base)[name], staticmethod):
+                yield inspect.unwrap(function)
 
 
-def _parse(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _parse_source(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -72,48 +78,48 @@ def _parse(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     return next((node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
 
 
-class _Reader(ast.NodeVisitor):
-    """Follow ``self``, and the local names that stand for its modules, through one method."""
+class _UseCollector(ast.NodeVisitor):
+    """Collect the uses of ``self`` and its submodules, also through local variables, in the source of one method."""
 
     def __init__(self, module: nn.Module, tree: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.module = module
         self.uses: list[Use] = []
         self.methods: list[tuple[nn.Module, str]] = []
-        own = [*tree.args.posonlyargs, *tree.args.args][:1]
-        self.names: dict[str, set[Path]] = {argument.arg: {()} for argument in own}
-        # The first time finds the local names, which a loop may use above the line that gives them.
+        self_argument = [*tree.args.posonlyargs, *tree.args.args][:1]
+        self.names: dict[str, set[Path]] = {argument.arg: {()} for argument in self_argument}
+        # The first pass finds the local variables, which a loop may use above the line that assigns them.
         for _ in range(2):
             self.uses.clear()
             for statement in tree.body:
                 self.visit(statement)
 
-    def _paths(self, node: ast.expr) -> set[Path]:
-        """The submodules, or attributes of them, that an expression may stand for; none where it is something else."""
+    def _find_paths(self, node: ast.expr) -> set[Path]:
+        """Return the paths of the submodules, or of their attributes, that an expression may refer to."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id, set())
         if isinstance(node, ast.Attribute):
-            return {(*path, node.attr) for path in self._paths(node.value)}
+            return {(*path, node.attr) for path in self._find_paths(node.value)}
         if isinstance(node, ast.Subscript):
             key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-            return {(*path, "*" if key is None else str(key)) for path in self._paths(node.value)}
+            return {(*path, "*" if key is None else str(key)) for path in self._find_paths(node.value)}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             key = node.args[1].value if isinstance(node.args[1], ast.Constant) else "*"
-            return {(*path, str(key)) for path in self._paths(node.args[0])}
+            return {(*path, str(key)) for path in self._find_paths(node.args[0])}
         return set()
 
     def _visit_unless_path(self, *nodes: ast.expr) -> None:
         for node in nodes:
-            if not self._paths(node):
+            if not self._find_paths(node):
                 self.visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if self._paths(node):
+        if self._find_paths(node):
             self._visit_reference(node)
             return
-        paths = self._paths(node.func)
-        alone = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
+        paths = self._find_paths(node.func)
+        is_plain = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
         for path in paths:
-            self._record(path, CALLED if alone else TOUCHED)
+            self._record(path, CALLED if is_plain else TOUCHED)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if isinstance(node.func, ast.Name) and node.func.id in _HARMLESS_CALLS:
             self._visit_unless_path(*arguments)
@@ -122,7 +128,7 @@ class _Reader(ast.NodeVisitor):
             self.visit(part)
 
     def _visit_reference(self, node: Any) -> None:
-        paths = self._paths(node)
+        paths = self._find_paths(node)
         if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             for path in paths:
                 self._record(path, OPENED)
@@ -134,7 +140,7 @@ class _Reader(ast.NodeVisitor):
     visit_Name = visit_Attribute = visit_Subscript = _visit_reference  # noqa: N815
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        paths = self._paths(node.value)
+        paths = self._find_paths(node.value)
         if paths and all(isinstance(target, ast.Name) for target in node.targets):
             for target in node.targets:
                 self._bind(target, paths)
@@ -142,13 +148,13 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        self._bind(node.target, self._elements(node.iter))
+        self._bind(node.target, self._find_elements(node.iter))
         for statement in [*node.body, *node.orelse]:
             self.visit(statement)
 
     def _visit_comprehension(self, node: Any) -> None:
         for generator in node.generators:
-            self._bind(generator.target, self._elements(generator.iter))
+            self._bind(generator.target, self._find_elements(generator.iter))
             for test in generator.ifs:
                 self._visit_test(test)
         for part in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
@@ -160,7 +166,7 @@ class _Reader(ast.NodeVisitor):
         self._visit_unless_path(node.left, *node.comparators)
 
     def _visit_test(self, node: ast.expr) -> None:
-        """Visit what is only asked whether it is true."""
+        """Visit an expression of which only the truth value is used."""
         if isinstance(node, ast.BoolOp):
             for value in node.values:
                 self._visit_test(value)
@@ -177,22 +183,22 @@ class _Reader(ast.NodeVisitor):
 
     visit_If = visit_IfExp = visit_While = _visit_choice  # noqa: N815
 
-    def _elements(self, node: ast.expr) -> Any:
-        """Return the paths that the elements of an iterable stand for: a set, or a list of sets for tuples."""
-        paths = self._paths(node)
+    def _find_elements(self, node: ast.expr) -> Any:
+        """Return the paths of an iterable's elements: a set, or a list of sets if the elements are tuples."""
+        paths = self._find_paths(node)
         if paths:
             return {(*path, "*") for path in paths}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "enumerate":
-                return [set(), self._elements(node.args[0])]
+                return [set(), self._find_elements(node.args[0])]
             if node.func.id == "zip":
-                return [self._elements(argument) for argument in node.args]
+                return [self._find_elements(argument) for argument in node.args]
             if node.func.id in ("reversed", "list", "tuple") and node.args:
-                return self._elements(node.args[0])
+                return self._find_elements(node.args[0])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-            within = {(*path, "*") for path in self._paths(node.func.value)}
-            if within and node.func.attr in _VALUES | _ITEMS:
-                return within if node.func.attr in _VALUES else [set(), within]
+            children = {(*path, "*") for path in self._find_paths(node.func.value)}
+            if children and node.func.attr in _VALUES | _ITEMS:
+                return children if node.func.attr in _VALUES else [set(), children]
         self.visit(node)
         return set()
 
@@ -204,7 +210,7 @@ class _Reader(ast.NodeVisitor):
             for part, paths in zip(target.elts, value, strict=False):
                 self._bind(part, paths)
         else:
-            for path in _all_paths(value):
+            for path in _flatten_paths(value):
                 self._record(path, OPENED)
 
     def _record(self, path: Path, how: str) -> None:
@@ -214,12 +220,12 @@ class _Reader(ast.NodeVisitor):
             return
         for module in modules:
             value = inspect.getattr_static(module, rest[0], None)
-            gives = rest[0] in _GIVES_MODULES or any(isinstance(leaf, nn.Module) for leaf in tree_leaves(value))
-            self.uses.append(Use([module], OPENED if gives else TOUCHED))
+            gives_modules = rest[0] in _GIVES_MODULES or any(isinstance(leaf, nn.Module) for leaf in tree_leaves(value))
+            self.uses.append(Use([module], OPENED if gives_modules else TOUCHED))
             self.methods.append((module, rest[0]))
 
     def _resolve(self, path: Path) -> tuple[list[nn.Module], Path]:
-        """The modules at a path, as far as there are any, and the rest of it."""
+        """Return the modules at a path, as far as there are any, and the rest of the path."""
         modules = [self.module]
         for i, name in enumerate(path):
             children = [child for module in modules for child in module._modules.items()]
@@ -230,10 +236,10 @@ class _Reader(ast.NodeVisitor):
         return modules, ()
 
 
-def _all_paths(value: Any) -> Iterator[Path]:
-    """All paths in nested lists of sets."""
+def _flatten_paths(value: Any) -> Iterator[Path]:
+    """Yield all paths in nested lists of sets."""
     if isinstance(value, set):
         yield from value
     else:
         for part in value:
-            yield from _all_paths(part)
+            yield from _flatten_paths(part)

@@ -1,4 +1,4 @@
-"""Checkpoints with the names and shapes of the papers' own code."""
+"""Loading of checkpoints with the names and shapes of the papers' code."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import whitenorm
 from whitenorm import load_published
 
 
-def iternorm_state(prefix=""):
+def make_iternorm_state(prefix=""):
     return {
         f"{prefix}0.weight": torch.rand(3, 1, 1, 1),
         f"{prefix}1.weight": torch.rand(1, 8, 1, 1),
@@ -18,15 +18,15 @@ def iternorm_state(prefix=""):
     }
 
 
-def model(layer):
+def make_model(layer):
     return nn.Sequential(nn.Conv2d(1, 3, 1, bias=False), layer)
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_iternorm(wrapped):
-    state = iternorm_state("module." if wrapped else "")
-    net = model(whitenorm.IterNorm(8, 4))
-    result = load_published(net, {"state_dict": state, "epoch": 90} if wrapped else state)
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_iternorm(is_wrapped):
+    state = make_iternorm_state("module." if is_wrapped else "")
+    net = make_model(whitenorm.IterNorm(8, 4))
+    result = load_published(net, {"state_dict": state, "epoch": 90} if is_wrapped else state)
     assert not result.missing_keys
     assert not result.unexpected_keys
     plain = {name.removeprefix("module."): value for name, value in state.items()}
@@ -36,13 +36,13 @@ def test_iternorm(wrapped):
     assert torch.equal(net[1].running_whitening, plain["1.running_wm"])
 
 
-def test_iternorm_with_a_module_for_each_group():
-    state = iternorm_state()
+def test_iternorm_with_one_module_per_group():
+    state = make_iternorm_state()
     mean, matrix = state.pop("1.running_mean"), state.pop("1.running_wm")
     for i in range(2):
         state[f"1.iterNorm_Groups.{i}.running_mean"] = mean[i]
         state[f"1.iterNorm_Groups.{i}.running_wm"] = matrix[i]
-    net = model(whitenorm.IterNorm(8, 4))
+    net = make_model(whitenorm.IterNorm(8, 4))
     load_published(net, state)
     assert torch.equal(net[1].running_mean, mean.flatten())
     assert torch.equal(net[1].running_whitening, matrix)
@@ -71,12 +71,12 @@ def test_group_whitening():
     assert torch.equal(layer.bias, state["bias"].flatten())
 
 
-def test_what_does_not_fit_is_an_error():
+def test_a_checkpoint_that_does_not_fit_is_an_error():
     with pytest.raises(RuntimeError, match="size mismatch"):
-        load_published(model(whitenorm.IterNorm(16, 4)), iternorm_state())
+        load_published(make_model(whitenorm.IterNorm(16, 4)), make_iternorm_state())
     with pytest.raises(RuntimeError, match="running_whitening"):
-        load_published(nn.Sequential(nn.Identity(), whitenorm.GroupWhitening(4, 8)), iternorm_state())
+        load_published(nn.Sequential(nn.Identity(), whitenorm.GroupWhitening(4, 8)), make_iternorm_state())
     result = load_published(
-        nn.Sequential(nn.Identity(), whitenorm.GroupWhitening(4, 8)), iternorm_state(), strict=False
+        nn.Sequential(nn.Identity(), whitenorm.GroupWhitening(4, 8)), make_iternorm_state(), strict=False
     )
     assert "1.running_whitening" in result.unexpected_keys
