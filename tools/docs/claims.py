@@ -1,6 +1,7 @@
 """Stored results in the documentation: a hook of mkdocs.
 
-A paper's experiments become a page ``claims/PAPER.md``, with the html that ``whitenorm-lab report`` makes for its own site,
+A paper's experiments become a page ``claims/PAPER.md``, with the html that ``whitenorm-lab report`` makes for its own
+site,
 and figures and raw values beside it. On all pages, links to ``results/ID``, and names of experiments, lead there; links
 to files of ``results/`` and ``benchmarks/results/``, which are outside of docs/, lead to copies.
 """

@@ -1,7 +1,7 @@
 """Gradient descent on a set in memory: the loop of the papers' experiments with small perceptrons.
 
-Their steps take a millisecond or less, of which a trainer for everything would be the larger part; ``whitenorm-lab train``
-is for the rest.
+Their steps take a millisecond or less, of which a trainer for everything would be the larger part; ``whitenorm-lab
+train`` is for the rest.
 """
 
 from __future__ import annotations

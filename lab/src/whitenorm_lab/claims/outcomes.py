@@ -106,8 +106,8 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
         outcomes.append(Outcome(experiment, SETUPS[experiment.id], store, None if earlier else content, earlier))
     if all(outcome.content is None for outcome in outcomes):
         raise ValueError(
-            f"expected results at {scale} scale in {folder} (got none); make some by whitenorm-lab reproduce ID --scale "
-            f"{scale} --out {folder}"
+            f"expected results at {scale} scale in {folder} (got none); make some by "
+            f"whitenorm-lab reproduce ID --scale {scale} --out {folder}"
         )
     return outcomes
 

@@ -163,7 +163,8 @@ class Store:
                 raise ValueError(f"it lacks {', '.join(missing)}")
         except (ValueError, KeyError, TypeError) as error:
             raise OSError(
-                f"expected {self.results} to be results of whitenorm-lab reproduce ({error}); remove it and run it again"
+                f"expected {self.results} to be results of whitenorm-lab reproduce ({error}); "
+                f"remove it and run it again"
             ) from error
         return content
 

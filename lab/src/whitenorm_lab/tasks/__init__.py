@@ -2,7 +2,8 @@
 
 A folder NAME has
 
-- ``__init__.py`` with ``COMMANDS``, from the names of ``whitenorm-lab train`` to dataclasses: the task's own, a subclass of
+- ``__init__.py`` with ``COMMANDS``, from the names of ``whitenorm-lab train`` to dataclasses: the task's own, a
+  subclass of
   :class:`~whitenorm_lab.training.config.Run` with ``task = "NAME"``, comes first, then subclasses of it, the papers'
   set-ups. It imports neither lightning nor torchvision, so that the command line is quick.
 - ``task.py`` with ``TASK``, a subclass of :class:`~whitenorm_lab.training.task.Task`, which is given a configuration.

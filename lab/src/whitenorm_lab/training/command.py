@@ -49,4 +49,7 @@ def _how_to_go_on(folder: Path) -> str:
     checkpoints = saved(folder / "checkpoints")
     if not checkpoints:
         return "Stopped before the first checkpoint. The same command begins anew."
-    return f"Stopped. The same command goes on from {checkpoints[-1]}; whitenorm-lab evaluate {folder} tests what there is."
+    return (
+        f"Stopped. The same command resumes from {checkpoints[-1]}; to test what there is, run "
+        f"whitenorm-lab evaluate {folder}."
+    )

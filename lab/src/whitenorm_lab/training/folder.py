@@ -125,6 +125,7 @@ def _read(file: Path, read: Callable[[Path], Any], made: Callable[[Any], _T]) ->
         return made(read(file))
     except (KeyError, TypeError, ValueError) as error:
         raise OSError(
-            f"expected {file} as whitenorm-lab train writes it (got a damaged or foreign file: {error}); give the training "
+            f"expected {file} as whitenorm-lab train writes it (got a damaged or foreign file: "
+            f"{error}); give the training "
             "command again."
         ) from error

@@ -3,7 +3,8 @@
 Paper: VGG-A on CIFAR, seconds an epoch of training and inference: BN 163.68 and 11.47; DBN with groups of 8 707.47 and
 15.50, 16 466.92 and 14.41, 64 297.25 and 13.70, 256 440.88 and 13.64, 512 1004 and 13.68. Residual nets with one DBN,
 table B.2 (CIFAR) and B.4 (ImageNet, one GPU, batch 32): training +65 % (20 layers) to +25 % (56), +55 % (18) to +9 %
-(101). Command: ``whitenorm-lab reproduce dbn-cost``. The default scale has smaller batches, images of 128² for ImageNet's
+(101). Command: ``whitenorm-lab reproduce dbn-cost``. The default scale has smaller batches, images of 128² for
+ImageNet's
 nets, and no wide nets. Table B.3, of several GPUs, is ``dbn-cost-parallel``; the 71 ms of a full whitening beside 32 ms
 of a convolution are ``iternorm-cost``'s table, which has them anew.
 """

@@ -13,8 +13,8 @@ images of COCO128, which the seed draws, two a step, for 40 epochs. It was set u
 Tests are with running statistics: with seed 7, those taken anew from the 24 images changed the AP of BN from 24.9 to
 24.5 and that of BN and GW mixed from 31.0 to 30.8.
 Command: ``whitenorm-lab reproduce gw-coco --data ROOT``, with ROOT/coco128. The paper's scale needs ROOT/coco, and in
-ROOT/weights what the backbones begin from, files or runs of whitenorm-lab train: resnet50-bn, resnet50-gn, resnet50-gw and
-the same of resnext101_32x8d.
+ROOT/weights what the backbones begin from, files or runs of whitenorm-lab train: resnet50-bn, resnet50-gn,
+resnet50-gw and the same of resnext101_32x8d.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Paper: activations X of 256 features and 1024 samples, from MLPs of 1 to 4 layers at their random start on Gaussian
 input; κ_90 and κ_80 of the covariance of the normalised output. GW is far below GN, both fall with the group number, BN
-is below both, BW's is 1. GW and BW whiten by ZCA. Command: ``whitenorm-lab reproduce gw-conditioning``. The default scale
-is the paper's, with 10 seeds.
+is below both, BW's is 1. GW and BW whiten by ZCA. Command: ``whitenorm-lab reproduce gw-conditioning``. The default
+scale is the paper's, with 10 seeds.
 
 The text leaves two things open: whether X is taken after the last layer's ReLU or before it, where norms stand, and
 whether the covariance is about the mean or E[xxᵀ], in which the mean counts too. Claims are judged once, by the words

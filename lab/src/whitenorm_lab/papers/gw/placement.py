@@ -2,8 +2,8 @@
 
 Paper: S1, S1-B1, S1-B2, S1-B3 and S1-B12 of ResNet-50 have 1, 17, 17, 17 and 33 modules; the third norm of a bottleneck
 has 4 times the channels of the first and second, which is why S1-B3 costs more. Multiplications of a forward pass in
-training, GW with 64 groups by Newton's iteration, are counted at 224². Command: ``whitenorm-lab reproduce gw-placement``.
-Cost: seconds, as nothing is computed; all scales are the paper's.
+training, GW with 64 groups by Newton's iteration, are counted at 224². Command: ``whitenorm-lab reproduce
+gw-placement``. Cost: seconds, as nothing is computed; all scales are the paper's.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ beside it and costs nothing. Counted are matrix products and convolutions of the
 the text are rough: a step P³Σ_N takes three products of d×d matrices where P = I is not known, so that the count is
 3(T - 1)d³; and Td³ over 9hwmd² is Td/(9mhw), of which the text has nine times as much. So the claims are read as an
 order and as a bound, which was decided when the counts were known; they are the same at every seed. Command:
-``whitenorm-lab reproduce iternorm-complexity``. Cost: seconds, as nothing is computed; all scales but smoke are the same.
+``whitenorm-lab reproduce iternorm-complexity``. Cost: seconds, as nothing is computed; all scales but smoke are the
+same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Paper: N = 64 images of 32², d = 64 and 128 channels, 100 runs, a GPU, ms: convolution 8.89 and 17.46 ('nn'), 5.65 and
 13.62 ('cudnn'); DBN 15.92 and 35.02; IterNorm with T = 3 6.59 and 13.32, T = 5 7.40 and 13.92, T = 7 8.21 and 14.68. A
-step of VGG at batch 256: DBN in groups of 16 1.366 s, IterNorm 0.343 s. Command: ``whitenorm-lab reproduce iternorm-cost``.
+step of VGG at batch 256: DBN in groups of 16 1.366 s, IterNorm 0.343 s. Command: ``whitenorm-lab reproduce
+iternorm-cost``.
 Both whiten all d channels together. The default scale has the table at its own size in fewer rounds, VGG at batch 32.
 """
 

@@ -2,8 +2,8 @@
 
 Paper: 100 epochs, batch 256, top-1 errors: Res-18 BN 29.76, DBN-L1 29.50, L1 29.34, full 29.30, L1 + DF 28.86; Res-50
 BN 23.95, L1 23.28, L1 + DF 22.91; Res-101 22.45, 21.95, 21.77. The default scale is Res-18 at 64² on a folder of images
-of your own, for 5 epochs. Command: ``whitenorm-lab reproduce iternorm-imagenet --data ROOT``, with ROOT/imagenet/train and
-val.
+of your own, for 5 epochs. Command: ``whitenorm-lab reproduce iternorm-imagenet --data ROOT``, with
+ROOT/imagenet/train and val.
 """
 
 from __future__ import annotations

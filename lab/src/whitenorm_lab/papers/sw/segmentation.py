@@ -2,7 +2,8 @@
 
 Paper: ResNet-50 on ADE20K and Cityscapes, SW at norms 1, 3, 6, …, 39 (14 layers) or 1, 6, 12, …, 36 (7), groups of 16;
 14 layers come to 39.8 and 76.2 mIoU, 7 to 39.6 and 75.7. The supplement has no numbers of BN, which runs here beside
-them; what it leaves open is PSPNet's usual set-up (see ``whitenorm-lab train sw-ade20k --help``). At paper scale all begin
+them; what it leaves open is PSPNet's usual set-up (see ``whitenorm-lab train sw-ade20k --help``). At paper scale all
+begin
 from the same ImageNet weights, ``ROOT/weights/resnet50.pth``, torchvision's with BN. Default scale: CamVid at 240×180
 (367 images to train on, 233 to test on whole), a ResNet-50 of a quarter of the width (16 channels for 64) at stride 8
 with an FCN head, from scratch, classes weighted by share^-0.5, SW by Newton. That is one choice among pilots with BN

@@ -1,7 +1,8 @@
 """SW figure 1: images painted in the style of another by a net with BN, IN, IW or SW at every norm.
 
 Paper: pictures alone; those of BN are worse than the others', those of SW about as good as IW's. Neither set-up nor
-numbers are given. Here the net and the losses are those of Johnson et al., 2016 (``whitenorm-lab train style``), and what
+numbers are given. Here the net and the losses are those of Johnson et al., 2016 (``whitenorm-lab train style``), and
+what
 is judged is the loss on held-out images, the mean over the styles, after training. Two norms count as comparable where
 their losses differ by less than 5 % of IW's, a margin set before the judged runs: in the pilot an epoch around the
 middle of training changed the loss by 1 to 7 %. At paper scale that recipe in full: 40,000 steps of four 256² crops of
@@ -11,8 +12,8 @@ weights, sizes and rates were chosen by a pilot with seed 100, which is not amon
 and SW, by Newton, in the other; BN and IW were not in it. Tests are with running statistics: in the first style,
 with seed 100, those taken anew from the training images changed BN's loss from 1.730 to 1.735 and SW's, 1.150, by
 less than 0.001.
-Command: ``whitenorm-lab reproduce sw-style --data ROOT``, with ROOT/coco128/images, ROOT/style/style/NAME.jpg and, to test
-on, ROOT/style/content.
+Command: ``whitenorm-lab reproduce sw-style --data ROOT``, with ROOT/coco128/images, ROOT/style/style/NAME.jpg and, to
+test on, ROOT/style/content.
 """
 
 from __future__ import annotations

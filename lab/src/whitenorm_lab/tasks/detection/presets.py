@@ -17,7 +17,8 @@ class GwCoco(Detection):
     GN: --norm gn --where all --fpn-norm gn --head-norm gn 37.86, with 2fc and no other norms 36.62.
     Not stated: which stages are not trained (here as in the codebase: none, but two with BN, which --freeze-at says).
     Cost: 1980 PFLOPs.
-    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco --weights RUN, of whitenorm-lab train gw-imagenet
+    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco --weights RUN, of whitenorm-lab train
+    gw-imagenet
     """
 
     norm: str = "gw"
@@ -42,8 +43,8 @@ class GwCocoMask(GwCoco):
     --norm gn --where all --fpn-norm gn --head-norm gn --mask-norm gn, 42.18 and 37.54.
     Not stated: the width of the ResNeXt (here torchvision's 32×8d).
     Cost: 3837 PFLOPs.
-    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco-mask --weights RUN, of whitenorm-lab train gw-imagenet
-    --net resnext101_32x8d
+    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco-mask --weights RUN, of whitenorm-lab train
+    gw-imagenet --net resnext101_32x8d
     """
 
     net: str = "resnext101_32x8d"

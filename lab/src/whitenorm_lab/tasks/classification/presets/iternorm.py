@@ -51,7 +51,8 @@ class IternormImagenet(DbnImagenet):
     Expected: top-1 error of resnet18 28.86 % (BN 29.76 %; --where l1 29.34, --where all 29.30), resnet50 22.91 (23.95),
     resnet101 21.77 (22.45), single crop.
     Cost: 1394 PFLOPs.
-    Command: torchrun --nproc-per-node 4 -m whitenorm_lab train iternorm-imagenet --net resnet50 --dataset imagefolder:PATH
+    Command: torchrun --nproc-per-node 4 -m whitenorm_lab train iternorm-imagenet --net resnet50 --dataset
+    imagefolder:PATH
     """
 
     norm: str = "iternorm"
