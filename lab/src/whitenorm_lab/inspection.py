@@ -31,7 +31,7 @@ def batch(folder: Path) -> tuple[Any, str]:
     """
     run = RunFolder(folder)
     config = run.config()
-    task = tasks.made(replace(config, folder=None, sync=False, workers=0))
+    task = tasks.build_task(replace(config, folder=None, sync=False, workers=0))
     like = torch.empty(0, dtype=torch.float64 if config.precision == "64" else torch.float32)
     try:
         if "dataset" in run.given():

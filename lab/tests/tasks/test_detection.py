@@ -67,7 +67,7 @@ def test_crowds_and_boxes_without_area(tmp_path):
     target = Pictures(pictures, True, False, False)[0][1]
     assert target["iscrowd"].tolist() == [1]
     assert target["masks"].all(), "run lengths"
-    task = tasks.made(config(tmp_path, batch_size=3))
+    task = tasks.build_task(config(tmp_path, batch_size=3))
     source = task.source(None, lambda: 0, 0, 1)
     assert len(source.train) == 1
     source.close()
@@ -346,7 +346,7 @@ def test_weights(folder, tmp_path):
     nn.init.uniform_(classifier.bn1.running_mean)
     torch.save(classifier.state_dict(), tmp_path / "bn.pt")
     options = {"weights": tmp_path / "bn.pt", "freeze_bn": True, "freeze_at": 2}
-    task = tasks.made(config(folder, **options))
+    task = tasks.build_task(config(folder, **options))
     source = task.source(None, lambda: 0, 0, 1)
     body = task.build(source.description).backbone.body
     source.close()
@@ -447,7 +447,7 @@ def test_nothing_is_found():
 
 
 def test_groups(folder):
-    task = tasks.made(config(folder, bias_factor=2.0, freeze_at=1))
+    task = tasks.build_task(config(folder, bias_factor=2.0, freeze_at=1))
     model = build(task.config, 3)
     others, biases = task.groups(model)
     assert biases["lr"] == 2 * task.config.lr

@@ -35,7 +35,7 @@ def _found():
 
 
 def regress(**options):
-    return tasks.commands("regression")["regression"](**{**OPTIONS, **options})
+    return tasks.list_commands("regression")["regression"](**{**OPTIONS, **options})
 
 
 class Stop(Callback):
@@ -87,7 +87,7 @@ def test_the_tasks_own_is_not_kept_nor_trained(whole):
     checkpoint = checksum.read_archive(saved(whole[0] / "checkpoints")[-1])
     assert {name.split(".")[0] for name in checkpoint["state_dict"]} == {"model"}
     assert len(checkpoint["optimizer_states"][0]["param_groups"]) == 2
-    task = tasks.made(regress())
+    task = tasks.build_task(regress())
     assert not any(module.training for module in task.train().modules())
 
 
@@ -150,4 +150,4 @@ def test_a_run_of_the_first_version(tmp_path):
 
 def test_no_such_task():
     with pytest.raises(ValueError, match=r"expected one of the tasks classification.* \(got 'cooking'\)"):
-        tasks.config({"task": "cooking"})
+        tasks.load_config({"task": "cooking"})

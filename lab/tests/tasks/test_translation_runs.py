@@ -106,7 +106,7 @@ def test_two_processes_are_one(root):
     config = Translate(**TINY, norm="gw", data=root, dropout=0.0, test_pairs=5)
 
     def seen(rank, world):
-        task = tasks.made(config)
+        task = tasks.build_task(config)
         source = task.source(None, lambda: 0, rank, world)
         torch.manual_seed(0)
         net, train, test = task.build(source.description).double(), task.train_scores(), task.test_scores()
@@ -179,7 +179,7 @@ def test_the_papers_configuration():
 
 def test_the_papers_cost():
     """Of 160,239 pairs of some 25 pieces a side, as the preset states it."""
-    task = tasks.made(GwNmt(norm="ln"))
+    task = tasks.build_task(GwNmt(norm="ln"))
     with torch.device("meta"):
         net = task.build({"pieces": [10000, 10000]})
         ids = torch.ones(1, 25, dtype=torch.long)

@@ -141,7 +141,7 @@ def source_images():
 
 def source(config):
     """The batches of a run."""
-    return tasks.made(config).source(None, lambda: 0, 0, 1)
+    return tasks.build_task(config).source(None, lambda: 0, 0, 1)
 
 
 def test_what_is_recalibrated():

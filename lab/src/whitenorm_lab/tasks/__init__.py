@@ -1,12 +1,12 @@
-"""What ``whitenorm-lab train`` can train for: a folder here is a task, and adding one touches nothing else.
+"""Tasks of ``whitenorm-lab train``. Each subfolder is one task; adding a subfolder adds a task.
 
-A folder NAME has
+The subfolder NAME contains
 
-- ``__init__.py`` with ``COMMANDS``, from the names of ``whitenorm-lab train`` to dataclasses: the task's own, a
-  subclass of
-  :class:`~whitenorm_lab.training.config.Run` with ``task = "NAME"``, comes first, then subclasses of it, the papers'
-  set-ups. It imports neither lightning nor torchvision, so that the command line is quick.
-- ``task.py`` with ``TASK``, a subclass of :class:`~whitenorm_lab.training.task.Task`, which is given a configuration.
+- ``__init__.py`` with ``COMMANDS``, a dictionary from command name to configuration dataclass. The first entry is the
+  task's general configuration, a subclass of :class:`~whitenorm_lab.training.config.Run` with ``task = "NAME"``; the
+  others are its presets, subclasses of the first. The file imports neither lightning nor torchvision, so that the
+  command line starts quickly.
+- ``task.py`` with ``TASK``, a subclass of :class:`~whitenorm_lab.training.task.Task`.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from whitenorm_lab.training.task import Task
 
 
-def names() -> list[str]:
-    """The tasks there are.
+def list_tasks() -> list[str]:
+    """Return the names of all tasks.
 
     Example::
 
-        >>> "classification" in names()
+        >>> "classification" in list_tasks()
         True
     """
     return sorted(module.name for module in iter_modules(__path__) if module.ispkg)
 
 
-def commands(task: str) -> dict[str, type[Run]]:
-    """A task's configurations by the name that ``whitenorm-lab train`` has for them; the general one first."""
-    found: dict[str, type[Run]] = import_module(f"{__name__}.{task}").COMMANDS
-    return found
+def list_commands(task: str) -> dict[str, type[Run]]:
+    """Return a task's configuration classes by their name in ``whitenorm-lab train``, the general one first."""
+    commands: dict[str, type[Run]] = import_module(f"{__name__}.{task}").COMMANDS
+    return commands
 
 
-def config(content: dict[str, Any]) -> Run:
-    """The configuration that :meth:`Run.to_dict` gave."""
-    if content.get("task") not in names():
-        raise ValueError(f"expected one of the tasks {', '.join(names())} (got {content.get('task')!r})")
-    return next(iter(commands(content["task"]).values())).from_dict(content)
+def load_config(content: dict[str, Any]) -> Run:
+    """Build a configuration from the output of :meth:`Run.to_dict`."""
+    if content.get("task") not in list_tasks():
+        raise ValueError(f"expected one of the tasks {', '.join(list_tasks())} (got {content.get('task')!r})")
+    return next(iter(list_commands(content["task"]).values())).from_dict(content)
 
 
-def made(config: Run) -> Task[Any]:
-    """The task of a configuration."""
+def build_task(config: Run) -> Task[Any]:
+    """Build the task of a configuration."""
     task: Task[Any] = import_module(f"{__name__}.{config.task}.task").TASK(config)
     return task

@@ -13,7 +13,7 @@ from whitenorm_lab.training.config import Run
 from whitenorm_lab.training.naming import run_name
 from whitenorm_lab.training.outcome import Outcome
 
-COMMANDS = {name: kind for task in tasks.names() for name, kind in tasks.commands(task).items()}
+COMMANDS = {name: kind for task in tasks.list_tasks() for name, kind in tasks.list_commands(task).items()}
 # A union made at run time, which is what tyro takes subcommands from.
 CHOICE: Any = Union[tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, kind in COMMANDS.items())]  # noqa: UP007
 
@@ -28,7 +28,7 @@ def run(config: Run) -> Outcome:
     from whitenorm_lab.training.progress import say
     from whitenorm_lab.training.run import fit
 
-    presets = list(tasks.commands(config.task))[1:]
+    presets = list(tasks.list_commands(config.task))[1:]
     preset = next((name for name in presets if COMMANDS[name] is type(config)), None)
     folder = config.folder or Path("runs") / run_name(config, preset)
     config = replace(config, folder=folder)
@@ -36,7 +36,7 @@ def run(config: Run) -> Outcome:
         outcome = fit(config)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_how_to_go_on(folder)) from None
-    task = tasks.made(config)
+    task = tasks.build_task(config)
     best = outcome.number(f"test_{task.best}")
     tested = "" if best is None else f", test {task.words({task.best: best})}"
     say(config, f"Training loss {outcome.train_loss:.4f}{tested}. Folder: {config.folder}")

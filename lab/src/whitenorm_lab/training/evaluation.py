@@ -54,11 +54,11 @@ def evaluate(options: Evaluate) -> dict[str, dict[str, float]]:
     model = load(options.run)
     if options.dataset is None and "dataset" in folder.given():
         raise ValueError(f"expected --dataset (got none): the data of {options.run} were handed to fit, not named")
-    task = tasks.made(config)
+    task = tasks.build_task(config)
     own = batches = task.source(None, lambda: 0, 0, 1)
     try:
         if options.dataset is not None:
-            batches = tasks.made(config.elsewhere(options.dataset)).source(None, lambda: 0, 0, 1)
+            batches = tasks.build_task(config.elsewhere(options.dataset)).source(None, lambda: 0, 0, 1)
         if batches.description != description:
             raise ValueError(
                 f"expected data of {description}, as {options.run} has (got {batches.description}); test on another set"
@@ -99,6 +99,6 @@ def run(options: Evaluate) -> None:
     from whitenorm_lab.training.folder import RunFolder
 
     found = evaluate(options)
-    task = tasks.made(RunFolder(options.run).config())
+    task = tasks.build_task(RunFolder(options.run).config())
     for name, numbers in found.items():
         print(f"{name}: {task.words(numbers)}")

@@ -88,7 +88,9 @@ class RunFolder:
         def made(content: dict[str, Any]) -> Run:
             if "task" not in content:
                 raise ValueError("it names no task, as those of earlier versions")
-            return tasks.config({name: value for name, value in content.items() if name not in ("described", "given")})
+            return tasks.load_config(
+                {name: value for name, value in content.items() if name not in ("described", "given")}
+            )
 
         if not self._config.exists():
             raise OSError(f"expected a folder of whitenorm-lab train (got {self.path}, which has no config.json)")

@@ -42,7 +42,7 @@ def load(run: Path | str) -> nn.Module:
         )
     # A model's first weights are drawn, which nobody else's draws should notice.
     with torch.random.fork_rng(devices=[]):
-        model = build(tasks.made(config), folder.description())
+        model = build(tasks.build_task(config), folder.description())
     try:
         model.load_state_dict(weights(folder))
     except RuntimeError as error:

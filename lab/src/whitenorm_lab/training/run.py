@@ -63,7 +63,7 @@ def fit(
         if (done := _done(config, folder)) is not None:
             return done
     torch.manual_seed(config.seed)
-    task = tasks.made(config)
+    task = tasks.build_task(config)
     batches = task.source(dataset, lambda: trainer.global_step, rank, world)
     given = [name for name, value in (("model", model), ("dataset", dataset)) if value is not None]
     module = _module(build(task, batches.description) if model is None else model, task, batches, world)
