@@ -1,13 +1,13 @@
-# Every target makes the environment it needs in .venv; a second call does no work twice.
+# Every target first makes the environment it needs in .venv, unless that is up to date.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# The versions of torch that are supported. The oldest is pyproject.toml's lower bound; tests compare what others name.
+# The range of supported torch versions. Tests compare it with pyproject.toml and CONTRIBUTING.md.
 OLDEST_TORCH := 2.6.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: setup demo test test-torch fuzz torture lint style format support bench pages gpu-check docs docs-serve wheel clean
+.PHONY: setup demo test test-all test-torch fuzz torture lint style types format support bench pages gpu-check docs docs-serve wheel clean
 
 setup: $(READY)
 
@@ -22,7 +22,9 @@ $(READY): pyproject.toml lab/pyproject.toml constraints.txt tools/torchvision_on
 demo: $(READY)
 	$(BIN)/whitenorm-lab demo
 
-lint: style
+lint: style types
+
+types: $(READY)
 	$(BIN)/mypy
 
 style: $(READY)
@@ -33,12 +35,19 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One OpenMP thread a worker: two workers of two threads stall each other on two cores. Types are checked by a test, which
-# one worker runs while the other goes on.
-test: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
+# One OpenMP thread per worker, because two workers of two threads stall each other on two cores. Types are checked by a
+# test, so that the other worker goes on meanwhile.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --quiet
 
-# Training runs killed at random, and damaged: ARGS="--kills 100 --seed 1".
+# Every room, with a sample of the slow families: at most five minutes on two idle cores.
+test: style
+	$(PYTEST) -m "not slow"
+
+# These, and the tests marked slow: all kernels in the interpreter, all experiments, the site in a browser, both wheels.
+test-all: test
+	$(PYTEST) -m slow --durations 15
+
+# Kill training runs at random and damage their files; they must resume or say why not: ARGS="--kills 100 --seed 1"
 torture: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.tests.helpers.torture $(ARGS)
 
@@ -51,25 +60,25 @@ test-torch:
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) numpy pytest pytest-xdist hypothesis
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest --numprocesses 2 --quiet tests src
 
-# Random layers on random inputs against float64, from a seed on: make fuzz MINUTES=10 SEED=0
+# Compare random layers on random inputs with float64, starting from a seed: make fuzz MINUTES=10 SEED=0
 MINUTES ?= 1
 SEED ?= 0
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.fuzz --minutes $(MINUTES) --seed $(SEED)
 
-# The table of docs/compatibility.md, by the checks that prove it.
+# Write the table of docs/compatibility.md by running its checks.
 support: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.support
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# What README and docs say of stored results, written anew: before every commit of a result.
+# Write the figures of stored results into README and docs; needed before every commit of a result.
 pages: $(READY)
 	$(BIN)/whitenorm-lab report --results lab/results --readme README.md --page docs/claims.md --guides docs/*.md
 	$(BIN)/python -m benchmarks.pages
 
-# The Triton kernels compiled for cards that need not be there: make gpu-check ARGS=--write
+# Compile the Triton kernels for GPUs that need not be present: make gpu-check ARGS=--write
 gpu-check: $(READY)
 	$(BIN)/python -m tools.gpu_check $(ARGS)
 
@@ -79,8 +88,8 @@ docs: $(READY)
 docs-serve: $(READY)
 	$(BIN)/mkdocs serve
 
-# Built, checked, and used in an environment of its own from a folder that is not the checkout: first the wheel alone, then
-# with each extra.
+# Build and check both wheels, and use them in an environment of their own from a folder that is not the checkout: the
+# library alone, with its inspect extra, and with the lab.
 WHEEL_PIP := .venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 wheel:
 	test -x .venv-build/bin/python || $(PYTHON) -m venv .venv-build
@@ -96,7 +105,7 @@ wheel:
 	$(WHEEL_PIP) "$$(echo dist/whitenorm-*.whl)[inspect]"
 	.venv-wheel/bin/python tools/smoke.py inspect
 	$(WHEEL_PIP) dist/*.whl
-	.venv-wheel/bin/python tools/smoke.py inspect demo
+	.venv-wheel/bin/python tools/smoke.py inspect lab
 
 clean:
 	rm -rf .venv .venv-torch-* .venv-build .venv-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info lab/src/*.egg-info
