@@ -44,7 +44,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetReader:
     """How a set is read, the folders under the root of which it needs one, and where it comes from."""
 
     folders: dict[str, Callable[[Path], tuple[Split, Split]]]
@@ -72,20 +72,20 @@ def load(name: str, root: Path | None = None) -> Dataset:
         return Dataset(name, *digits.pixels(), 10)
     if name not in SETS:
         raise ValueError(f"expected a data set of {', '.join(['digits', *SETS])} (got {name!r})")
-    source, root = SETS[name], root_folder(root)
+    reader, root = SETS[name], root_folder(root)
     if root is None:
-        raise OSError(f"{name} needs a data root: pass --data or set ${ROOT_VARIABLE}. {_help(source)}")
-    for folder, read in source.folders.items():
+        raise OSError(f"{name} needs a data root: pass --data or set ${ROOT_VARIABLE}. {_help(reader)}")
+    for folder, read in reader.folders.items():
         if (root / folder).is_dir():
             try:
-                return Dataset(name, *read(root / folder), source.classes)
+                return Dataset(name, *read(root / folder), reader.classes)
             except FileNotFoundError as error:
-                raise OSError(f"{name}: {error.filename} is missing. {_help(source)}") from error
-    raise OSError(f"{name} is not under {root}. {_help(source)}")
+                raise OSError(f"{name}: {error.filename} is missing. {_help(reader)}") from error
+    raise OSError(f"{name} is not under {root}. {_help(reader)}")
 
 
-def _help(source: Source) -> str:
-    return f"Expected under the root: {' or '.join(source.folders)}. {source.origin}"
+def _help(reader: DatasetReader) -> str:
+    return f"Expected under the root: {' or '.join(reader.folders)}. {reader.origin}"
 
 
 # In a split of MNIST and Fashion-MNIST.
@@ -172,17 +172,17 @@ def _pie(folder: Path) -> tuple[Split, Split]:
 
 _CIFAR = "From https://www.cs.toronto.edu/~kriz/cifar.html, the binary or the python version, unpacked."
 _BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
-SETS: dict[str, Source] = {
-    "mnist": Source(
+SETS: dict[str, DatasetReader] = {
+    "mnist": DatasetReader(
         {"MNIST/raw": _mnist}, 10, "torchvision.datasets.MNIST(root, download=True) lays it out; plain or gzipped."
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": DatasetReader(
         {"FashionMNIST/raw": _mnist, "fashion-mnist": _mnist},
         10,
         "torchvision.datasets.FashionMNIST(root, download=True) lays it out; Debian's package "
         "dataset-fashion-mnist has it under /usr/share/datasets.",
     ),
-    "cifar10": Source(
+    "cifar10": DatasetReader(
         {
             "cifar-10-batches-bin": _cifar_binary([f"{name}.bin" for name in _BATCHES], "test_batch.bin", 10000, 1),
             "cifar-10-batches-py": _cifar_python(_BATCHES, "test_batch", b"labels"),
@@ -190,7 +190,7 @@ SETS: dict[str, Source] = {
         10,
         _CIFAR,
     ),
-    "cifar100": Source(
+    "cifar100": DatasetReader(
         {
             "cifar-100-binary": _cifar_binary(["train.bin"], "test.bin", 50000, 2),
             "cifar-100-python": _cifar_python(["train"], "test", b"fine_labels"),
@@ -198,12 +198,12 @@ SETS: dict[str, Source] = {
         100,
         _CIFAR,
     ),
-    "yaleb": Source(
+    "yaleb": DatasetReader(
         {"yaleb": _yaleb},
         38,
         "YaleB_32x32.mat (2,414 images) of Deng Cai's face sets, http://www.cad.zju.edu.cn/home/dengcai.",
     ),
-    "pie": Source(
+    "pie": DatasetReader(
         {"pie": _pie},
         68,
         "The 11,554 images of 68 people of Deng Cai's face sets, http://www.cad.zju.edu.cn/home/dengcai, as "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from whitenorm_lab.training.config import NormOptions, Run
+from whitenorm_lab.training.config import NormOptions, RunConfig
 from whitenorm_lab.training.outcome import DivergenceError, Epoch, Outcome
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from whitenorm_lab.training.loading import load
     from whitenorm_lab.training.run import fit
 
-__all__ = ["DivergenceError", "Epoch", "NormOptions", "Outcome", "Run", "Train", "fit", "load"]
+__all__ = ["DivergenceError", "Epoch", "NormOptions", "Outcome", "RunConfig", "Train", "fit", "load"]
 _LATER = {
     "Train": "whitenorm_lab.tasks.classification.config",
     "fit": "whitenorm_lab.training.run",

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from whitenorm_lab import tasks
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.naming import run_name
 from whitenorm_lab.training.outcome import Outcome
 
@@ -23,7 +23,7 @@ def main(args: list[str]) -> None:
     run(tyro.cli(CHOICE, prog="whitenorm-lab train", args=args))
 
 
-def run(config: Run) -> Outcome:
+def run(config: RunConfig) -> Outcome:
     """Train in ``runs/NAME`` if no folder is given, and say what came out."""
     from whitenorm_lab.training.progress import say
     from whitenorm_lab.training.run import fit

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
-_R = TypeVar("_R", bound="Run")
+_R = TypeVar("_R", bound="RunConfig")
 Schedule = Literal["constant", "step", "every", "cosine", "poly", "inverse-sqrt"]
 
 
 @dataclass
 class NormOptions:
-    """Which norm stands where in a net, beside a :class:`Run`."""
+    """Which norm stands where in a net, beside a :class:`RunConfig`."""
 
     norm: str = "bn"
     """bn, gn, ln, in, none, iternorm, dbn, bw-sigma, sw, sw5, gw or iw."""
@@ -49,7 +49,7 @@ class NormOptions:
 
 
 @dataclass
-class Run:
+class RunConfig:
     """What runs of all tasks have. A task's own is a subclass, which names the task and gives defaults that suit it."""
 
     task: ClassVar[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 
 
 @dataclass
@@ -78,7 +78,7 @@ def evaluate(options: Evaluate) -> dict[str, dict[str, float]]:
         batches.close()
 
 
-def _config(options: Evaluate, config: Run) -> Run:
+def _config(options: Evaluate, config: RunConfig) -> RunConfig:
     """The run's configuration, with what is asked for instead."""
     given = {name: getattr(options, name) for name in ("data", "test_images", "recalibrate")}
     changes = {name: value for name, value in given.items() if value is not None}

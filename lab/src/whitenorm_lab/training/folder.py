@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whitenorm_lab import checksum, tasks
 from whitenorm_lab.training.checkpoints import AnotherRunError, newest_whole, saved, set_aside, write
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.outcome import Outcome
 
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ class RunFolder:
             path / name for name in ("config.json", "outcome.json", "weights.pt")
         )
 
-    def check(self, config: Run) -> None:
+    def check(self, config: RunConfig) -> None:
         """Refuse a folder of another configuration; one without a checkpoint or an outcome is nobody's."""
         if not self._config.exists() or not (self._outcome.exists() or saved(self.checkpoints)):
             return
@@ -42,7 +42,7 @@ class RunFolder:
             return
         self.check_same(old, config)
 
-    def check_same(self, old: dict[str, Any], config: Run) -> None:
+    def check_same(self, old: dict[str, Any], config: RunConfig) -> None:
         """Refuse another configuration than that of the folder, as JSON has it.
 
         Options that an older version had not were as their defaults are.
@@ -61,7 +61,7 @@ class RunFolder:
                 "another --folder, or remove that one"
             )
 
-    def claim(self, config: Run, description: dict[str, Any], given: Sequence[str]) -> None:
+    def claim(self, config: RunConfig, description: dict[str, Any], given: Sequence[str]) -> None:
         """Take the folder for a configuration, its data's description, and what was handed to ``fit`` beside it."""
         content = {**config.to_dict(), "described": description, "given": list(given)}
         write(self._config, (json.dumps(checksum.packed(content), indent=2) + "\n").encode())
@@ -82,10 +82,10 @@ class RunFolder:
             lines.append("There is no checkpoint before it; training begins anew." if checkpoint is None else "")
         return checkpoint, [line for line in lines if line]
 
-    def config(self) -> Run:
+    def config(self) -> RunConfig:
         """The run's configuration."""
 
-        def made(content: dict[str, Any]) -> Run:
+        def made(content: dict[str, Any]) -> RunConfig:
             if "task" not in content:
                 raise ValueError("it names no task, as those of earlier versions")
             return tasks.load_config(

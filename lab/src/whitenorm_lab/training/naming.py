@@ -7,12 +7,12 @@ import json
 import re
 from typing import Any
 
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 
 _LONGEST = 120
 
 
-def run_name(config: Run, preset: str | None = None) -> str:
+def run_name(config: RunConfig, preset: str | None = None) -> str:
     """Preset or data set, net, norm, place and seed, and whatever else is not as the preset has it.
 
     A run of a task's general command has no preset; which fields come after the data set, the task says.

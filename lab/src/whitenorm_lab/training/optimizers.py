@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 
 
-def optimizer(config: Run, groups: Iterable[Any]) -> Optimizer:
+def optimizer(config: RunConfig, groups: Iterable[Any]) -> Optimizer:
     """SGD, Adam or AdamW of parameters, or of groups of them, whose own options go before the configuration's."""
     lr, decay = config.lr, config.weight_decay
     if config.optimizer == "adam":

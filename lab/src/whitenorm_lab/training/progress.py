@@ -11,12 +11,12 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.outcome import Epoch
 from whitenorm_lab.training.task import Task
 
 
-def progress(config: Run) -> list[Callback]:
+def progress(config: RunConfig) -> list[Callback]:
     """The callbacks that show a run, if it is to be shown."""
     if config.quiet:
         return []
@@ -24,7 +24,7 @@ def progress(config: Run) -> list[Callback]:
     return [*bar, Lines()]
 
 
-def say(config: Run, line: str) -> None:
+def say(config: RunConfig, line: str) -> None:
     """A line for the user, from the first process."""
     if not config.quiet and os.environ.get("RANK", "0") == "0":
         print(line, flush=True)

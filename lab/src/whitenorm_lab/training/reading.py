@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from whitenorm_lab.training.batches import generator, in_turn, shuffled
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 
 
 class Examples(Protocol):
@@ -32,7 +32,7 @@ class Loader:
     """
 
     def __init__(
-        self, examples: Examples, order: Any, config: Run, collate: Callable[[list[Any]], Any] | None = None
+        self, examples: Examples, order: Any, config: RunConfig, collate: Callable[[list[Any]], Any] | None = None
     ) -> None:
         self.order = order
         self.batches: Iterator[Any] | None = None

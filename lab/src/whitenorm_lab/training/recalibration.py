@@ -10,17 +10,17 @@ from torch import nn
 
 from whitenorm.layers import PopulationWhitening
 from whitenorm.models import recalibrate_
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 
 _BATCH = nn.modules.batchnorm._BatchNorm
 
 
-def examples(config: Run, model: nn.Module, usual: int) -> int:
+def examples(config: RunConfig, model: nn.Module, usual: int) -> int:
     """How many training examples the statistics are taken from; 0 leaves the running ones.
 
     Example::
 
-        >>> examples(Run(), nn.BatchNorm2d(4), 5000), examples(Run(), whitenorm.IterNorm(4), 5000)
+        >>> examples(RunConfig(), nn.BatchNorm2d(4), 5000), examples(RunConfig(), whitenorm.IterNorm(4), 5000)
         (0, 5000)
     """
     if config.recalibrate is None:

@@ -16,7 +16,7 @@ from torch import nn
 from whitenorm_lab import tasks
 from whitenorm_lab.training import recalibration
 from whitenorm_lab.training.checkpoints import newest_whole
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.folder import RunFolder
 from whitenorm_lab.training.loading import build
 from whitenorm_lab.training.lock import locked
@@ -29,7 +29,7 @@ from whitenorm_lab.training.trainer import make_trainer, quiet
 
 
 def fit(
-    config: Run,
+    config: RunConfig,
     *,
     model: nn.Module | None = None,
     dataset: Any = None,
@@ -122,7 +122,7 @@ def _held(folder: RunFolder | None, rank: int) -> AbstractContextManager[None]:
     return nullcontext() if folder is None or rank else locked(folder.path)
 
 
-def _done(config: Run, folder: RunFolder) -> Outcome | None:
+def _done(config: RunConfig, folder: RunFolder) -> Outcome | None:
     """The outcome of a run that is done; none where a file of it is damaged, and so must be made again."""
     try:
         done = folder.outcome() if folder.weights() is not None else None
@@ -134,7 +134,7 @@ def _done(config: Run, folder: RunFolder) -> Outcome | None:
     return done
 
 
-def _checkpoint(config: Run, folder: RunFolder, module: Training, rank: int) -> Path | None:
+def _checkpoint(config: RunConfig, folder: RunFolder, module: Training, rank: int) -> Path | None:
     """Where to go on from, if anywhere; the first process sets aside what is damaged."""
 
     def fits(checkpoint: dict[str, Any]) -> None:

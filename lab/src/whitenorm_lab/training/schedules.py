@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 
 
-def factor(config: Run, step: int, steps_per_epoch: int, total: int) -> float:
+def factor(config: RunConfig, step: int, steps_per_epoch: int, total: int) -> float:
     """What the learning rate is multiplied with at a step, counted from 0.
 
     Example::
 
-        >>> config = Run(schedule="step", milestones=(80, 120), factor=0.5)
+        >>> config = RunConfig(schedule="step", milestones=(80, 120), factor=0.5)
         >>> [factor(config, epoch * 10, 10, 1600) for epoch in (0, 79, 80, 120)]
         [1.0, 1.0, 0.5, 0.25]
     """

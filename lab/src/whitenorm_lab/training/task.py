@@ -11,11 +11,11 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.scores import Means
 from whitenorm_lab.training.sources import Source
 
-Config = TypeVar("Config", bound=Run)
+Config = TypeVar("Config", bound=RunConfig)
 
 
 class Task(nn.Module, ABC, Generic[Config]):

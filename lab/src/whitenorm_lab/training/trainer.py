@@ -16,13 +16,13 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from whitenorm_lab.training.checkpoints import Checkpoints, WholeFiles
-from whitenorm_lab.training.config import Run
+from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.folder import RunFolder
 from whitenorm_lab.training.progress import progress
 
 
 def make_trainer(
-    config: Run, folder: RunFolder | None, epochs: int, tests: bool, callbacks: Sequence[Callback]
+    config: RunConfig, folder: RunFolder | None, epochs: int, tests: bool, callbacks: Sequence[Callback]
 ) -> Trainer:
     """The trainer: on what there is, over the processes that torchrun started, with logs if there is a folder."""
     if config.precision == "16-mixed" and (config.accelerator == "cpu" or not torch.accelerator.is_available()):

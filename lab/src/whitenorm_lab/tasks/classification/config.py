@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from whitenorm_lab.training.config import NormOptions, Run
+from whitenorm_lab.training.config import NormOptions, RunConfig
 
 FOLDER = "imagefolder:"
 
 
 @dataclass
-class Train(Run, NormOptions):
+class Train(RunConfig, NormOptions):
     """Train an image classifier: any net, any norm at any place, any of the data sets.
 
     A run that was stopped goes on where it was when the same command is given again.

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from whitenorm_lab.training.config import NormOptions, Run
+from whitenorm_lab.training.config import NormOptions, RunConfig
 
 FROZEN = "frozen-bn"
 FOLDER = "coco:"
 
 
 @dataclass
-class Detection(Run, NormOptions):
+class Detection(RunConfig, NormOptions):
     """Train Faster R-CNN, or with --masks Mask R-CNN, with a norm of its own in backbone, FPN, box head and mask head.
 
     A run that was stopped goes on where it was when the same command is given again.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from whitenorm_lab.training.config import NormOptions, Run, Schedule
+from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 
 @dataclass
-class Segment(Run, NormOptions):
+class Segment(RunConfig, NormOptions):
     """Train a net that gives every pixel a class: a dilated ResNet or net of timm, PSP or FCN head, any norm.
 
     The run's folder has predictions.png at the end: images, their labels and predictions.

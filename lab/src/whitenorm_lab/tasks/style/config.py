@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from whitenorm_lab.training.config import NormOptions, Run, Schedule
+from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 
 @dataclass
-class Style(Run, NormOptions):
+class Style(RunConfig, NormOptions):
     """Train a net that paints any image in the style of one, with any norm: whitenorm stylize then applies it.
 
     A run that was stopped goes on where it was when the same command is given again.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from whitenorm_lab.training.config import NormOptions, Run, Schedule
+from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 
 @dataclass
-class Translate(Run, NormOptions):
+class Translate(RunConfig, NormOptions):
     """Train a transformer to translate: LayerNorm or Group Whitening at every norm, any parallel text.
 
     A run that was stopped goes on where it was when the same command is given again. Its folder gets translations.txt

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from whitenorm_lab.training.config import NormOptions, Run, Schedule
+from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 
 @dataclass
-class Regress(Run, NormOptions):
+class Regress(RunConfig, NormOptions):
     """Learn a function of four numbers."""
 
     task: ClassVar[str] = "regression"
