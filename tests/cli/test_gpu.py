@@ -295,17 +295,17 @@ class OnCuda:
 
 def test_auto_takes_triton_where_it_has_passed(card, monkeypatch):
     monkeypatch.setattr(dispatch, "Tensor", OnCuda)
-    dispatch._hint.cache_clear()
+    dispatch._suggest_verifying.cache_clear()
     with chosen("auto"):
         with pytest.warns(UserWarning, match="whitenorm gpu"):
-            assert not dispatch.takes_triton(OnCuda())
+            assert not dispatch._takes_triton(OnCuda())
         # Said once.
-        assert not dispatch.takes_triton(OnCuda())
+        assert not dispatch._takes_triton(OnCuda())
         verified_gpus.remember(CUDA, passed=True)
-        assert dispatch.takes_triton(OnCuda())
-        assert not dispatch.takes_triton(torch.ones(3))
+        assert dispatch._takes_triton(OnCuda())
+        assert not dispatch._takes_triton(torch.ones(3))
         with chosen("torch"):
-            assert not dispatch.takes_triton(OnCuda())
+            assert not dispatch._takes_triton(OnCuda())
 
 
 @pytest.mark.parametrize(

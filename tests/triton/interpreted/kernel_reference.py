@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from whitenorm.ops import dispatch
-from whitenorm.ops.types import Method, Mixing, Moments, Saved
+from whitenorm.ops.types import BATCH_STATISTICS, SAMPLE_STATISTICS, Method, Mixing, Moments
 from whitenorm.solvers import Newton
 
 # Of the largest value, against float64 given the same, already rounded, input.
@@ -93,13 +93,13 @@ class Outcome(NamedTuple):
 
 def kept(solved):
     """What Newton keeps for backward."""
-    return Saved(solved.whitening, solved.mean, (solved.cov, solved.whitening))
+    return solved
 
 
 def step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
     """A training step by the six kernels; a population stands for the batch's moments if one is given."""
-    kernels = dispatch._triton()
-    measured = kernels.moments(x, method.uses_sample(), method.uses_batch() and population is None)
+    kernels = dispatch._load_triton()
+    measured = kernels.moments(x, method.uses_sample, method.uses_batch and population is None)
     if population is not None:
         measured = measured._replace(batch=population)
     solved = kernels.solve(measured, method, mixing, None)
@@ -127,7 +127,9 @@ def reference_step(x, grad, method, weight=None, bias=None, mixing=None, populat
 
 
 def method(statistics, eps=1e-3, scale=1.0, steps=5):
-    return Method(statistics, Newton(steps), eps, scale)
+    uses_batch = any(name in BATCH_STATISTICS for name in statistics)
+    uses_sample = any(name in SAMPLE_STATISTICS for name in statistics)
+    return Method(statistics, Newton(steps), eps, scale, uses_sample, uses_batch)
 
 
 def assert_close(got, expected, tolerance, name=""):

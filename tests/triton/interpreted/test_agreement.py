@@ -54,7 +54,7 @@ def test_the_program(monkeypatch, capsys):
 def test_wrong_numbers_and_kernels_that_did_not_run_are_seen(monkeypatch):
     only(monkeypatch, ["IterNorm, K = 16"])
     with monkeypatch.context() as torch_alone:
-        torch_alone.setattr("whitenorm.ops.dispatch.takes_triton", lambda x: False)
+        torch_alone.setattr("whitenorm.ops.dispatch._takes_triton", lambda x: False)
         rows = list(agreement.rows(CPU, torch.float32, "contiguous", small=True))
         assert [row.quantity for row in rows if not row.agrees] == ["kernels of Triton's launched"]
     real = agreement._step

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whitenorm.ops.running import update
+from whitenorm.ops.running import update_running
 from whitenorm.ops.triton.mixing import (
     layer_moments,
     load_moments,
@@ -30,18 +30,18 @@ from whitenorm.ops.triton.tiles import (
     solve_options,
     store_matrix,
 )
-from whitenorm.ops.types import Method, Mixing, Moments, Running, Solved, Statistics
-from whitenorm.solvers.base import smallest
+from whitenorm.ops.types import Method, Mixing, Moments, Running, Solution, Statistics
+from whitenorm._runtime import smallest
 from whitenorm.solvers.newton import Newton
 
 # Y, Z and T of the iteration.
 SLOTS = tl.constexpr(3)
 
 
-def solve(measured: Statistics, method: Method, mixing: Mixing | None, running: Running | None) -> Solved:
+def solve(measured: Statistics, method: Method, mixing: Mixing | None, running: Running | None) -> Solution:
     """The statistics pooled, Newton's matrices for them, and the running statistics updated in place."""
     assert isinstance(method.solver, Newton)
-    moments = measured.sample if method.uses_sample() else measured.batch
+    moments = measured.sample if method.uses_sample else measured.batch
     assert moments is not None
     problems, groups, features = moments.mean.shape
     later, running = (None, running) if _lies_dense(running) else (running, None)
@@ -52,8 +52,8 @@ def solve(measured: Statistics, method: Method, mixing: Mixing | None, running: 
         _solve,
         (programs,),
         whitening,
-        *moments_of(measured.sample if method.uses_sample() else None),
-        *moments_of(measured.batch if method.uses_batch() or running is not None else None),
+        *moments_of(measured.sample if method.uses_sample else None),
+        *moments_of(measured.batch if method.uses_batch or running is not None else None),
         *logits_of(mixing),
         whitening,
         mean,
@@ -76,8 +76,8 @@ def solve(measured: Statistics, method: Method, mixing: Mixing | None, running: 
         **solve_options(features, whitening),
     )
     if later is not None and measured.batch is not None:
-        update(later, measured.batch, whitening)
-    return Solved(whitening, mean, cov)
+        update_running(later, measured.batch, whitening)
+    return Solution(whitening, mean, cov)
 
 
 def _lies_dense(running: Running | None) -> bool:

@@ -26,8 +26,8 @@ from whitenorm.ops.triton.tiles import (
     store_matrix,
 )
 from whitenorm.ops.triton.unmix import unmix
-from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Saved, Statistics, StatisticsGrads
-from whitenorm.solvers.base import smallest
+from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Solution, Statistics, StatisticsGrads
+from whitenorm._runtime import smallest
 from whitenorm.solvers.newton import Newton
 
 # U, S, Z, a product, and the derivatives of U and Z.
@@ -36,7 +36,7 @@ SLOTS = tl.constexpr(6)
 
 def solve_backward(
     grads: MapGradients,
-    kept: Saved,
+    kept: Solution,
     measured: Statistics,
     method: Method,
     weight: Tensor | None,
@@ -53,7 +53,7 @@ def solve_backward(
     sample, batch, grad_mixing = None, None, None
     if mixing is not None and inner is not None:
         sample, batch, grad_mixing = unmix(statistics, measured, method, mixing, inner, batch_is_constant)
-    elif method.uses_sample() and measured.sample is not None:
+    elif method.uses_sample and measured.sample is not None:
         sample = AffineGrad(*statistics, measured.sample.mean, measured.sample.num_values)
     elif measured.batch is not None and not batch_is_constant:
         batch = AffineGrad(*statistics, measured.batch.mean, measured.batch.num_values)
@@ -78,7 +78,7 @@ def _total(vectors: Tensor) -> Tensor:
 
 def _pull_back(
     grads: MapGradients,
-    kept: Saved,
+    kept: Solution,
     measured: Statistics,
     method: Method,
     weight: Tensor | None,
@@ -99,10 +99,10 @@ def _pull_back(
         grads.offset.contiguous(),
         kept.whitening.contiguous(),
         # Newton keeps the covariance, and W.
-        kept.solver[0].contiguous(),
+        kept.cov.contiguous(),
         None if weight is None else weight.contiguous(),
-        *moments_of(measured.sample if mixing is not None and method.uses_sample() else None),
-        *moments_of(measured.batch if mixing is not None and method.uses_batch() else None),
+        *moments_of(measured.sample if mixing is not None and method.uses_sample else None),
+        *moments_of(measured.batch if mixing is not None and method.uses_batch else None),
         matrix,
         offset,
         vectors,

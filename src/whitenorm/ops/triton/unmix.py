@@ -45,11 +45,11 @@ def unmix(
     cov, mean = statistics
     problems, groups, features = mean.shape
     own, batch = None, None
-    if method.uses_sample() and measured.sample is not None:
+    if method.uses_sample and measured.sample is not None:
         own = AffineGrad(
             torch.empty_like(cov), torch.empty_like(mean), measured.sample.mean, measured.sample.num_values
         )
-    if method.uses_batch() and measured.batch is not None and not batch_is_constant:
+    if method.uses_batch and measured.batch is not None and not batch_is_constant:
         shape = (1, groups, features)
         batch = AffineGrad(
             cov.new_empty(*shape, features), cov.new_empty(shape), measured.batch.mean, measured.batch.num_values
@@ -64,7 +64,7 @@ def unmix(
         cov,
         cov,
         mean,
-        *moments_of(measured.sample if method.uses_sample() else None),
+        *moments_of(measured.sample if method.uses_sample else None),
         inner,
         *logits_of(mixing),
         *((None, None) if own is None else own[:2]),
