@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whitenorm._runtime import smallest
 from whitenorm.ops.running import update_running
 from whitenorm.ops.triton.mixing import (
     layer_moments,
@@ -31,7 +32,6 @@ from whitenorm.ops.triton.tiles import (
     store_matrix,
 )
 from whitenorm.ops.types import Method, Mixing, Moments, Running, Solution, Statistics
-from whitenorm._runtime import smallest
 from whitenorm.solvers.newton import Newton
 
 # Y, Z and T of the iteration.

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from whitenorm._runtime import smallest
 from whitenorm.ops.triton.mixing import (
     PLACES,
     layer_moments,
@@ -27,7 +28,6 @@ from whitenorm.ops.triton.tiles import (
 )
 from whitenorm.ops.triton.unmix import unmix
 from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Solution, Statistics, StatisticsGrads
-from whitenorm._runtime import smallest
 from whitenorm.solvers.newton import Newton
 
 # U, S, Z, a product, and the derivatives of U and Z.
