@@ -53,7 +53,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     full, launches = stored("full"), stored("launches")
     return {
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
-        Path("docs/speed.md"): {
+        Path("docs/benchmarks.md"): {
             "reading: written by `make bench`": report.reading(full),
             "benchmark: written by `make bench`": report.markdown(full),
         },

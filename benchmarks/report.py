@@ -1,4 +1,4 @@
-"""From measured results to the text and tables of docs/speed.md: nothing is typed in by hand."""
+"""From measured results to the text and tables of docs/benchmarks.md: nothing is typed in by hand."""
 
 from __future__ import annotations
 

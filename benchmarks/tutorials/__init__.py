@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.tutorials import finetuning, seeing, self_supervised
+from benchmarks.tutorials import features, finetuning, self_supervised
 from benchmarks.tutorials.page import Tutorial
 
 TUTORIALS: dict[str, Tutorial] = {
-    module.TUTORIAL.name: module.TUTORIAL for module in (finetuning, seeing, self_supervised)
+    module.TUTORIAL.name: module.TUTORIAL for module in (features, finetuning, self_supervised)
 }

@@ -40,8 +40,8 @@ def test_self_supervised_runs():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_seeing_runs():
-    seen = TUTORIALS["seeing"].ran((1, 1))
+def test_features_run():
+    seen = TUTORIALS["features"].ran((1, 1))
     batch, iternorm = (seen["numbers"][norm][0] for norm in ("BN", "IterNorm"))
     assert iternorm["condition_after"] < iternorm["condition_before"]
     assert iternorm["condition_after"] < batch["condition_after"]

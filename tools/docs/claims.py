@@ -25,10 +25,10 @@ from whitenorm_lab.papers import EXPERIMENTS
 
 SCALE = "default"
 STYLE = "claims/papers.css"
-_DENSE = ("claims.md", "speed.md", "gpu.md")
+_DENSE = ("claims.md", "benchmarks.md", "gpu.md")
 _RULE = "how-a-claim-is-judged"
 _ADDRESS = re.compile(r'(?<= )(href|src)="([^":#]+)(#[^"]*)?"')
-_LINK = re.compile(r"(?<=\]\()(?:\.\./)+((?:benchmarks/)?results/[^)\s]+)(?=\))")
+_LINK = re.compile(r"(?<=\]\()(?:\.\./)+((?:lab|benchmarks)/results/[^)\s]+)(?=\))")
 _NAME = re.compile(rf"(?<!\[)`({'|'.join(sorted(EXPERIMENTS, key=len, reverse=True))})`")
 # The site's rules hold for its own html alone; their sizes are of a root of 16 pixels, and the theme's is larger.
 _SCOPED = Path(__file__).with_name("papers.css")
@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     folder = posixpath.dirname(source)
     linked = _LINK.sub(lambda match: posixpath.relpath(_target(match[1]), folder or "."), markdown)
     return _NAME.sub(
-        lambda match: f"[{match[0]}]({posixpath.relpath(_target(f'results/{match[1]}'), folder or '.')})", linked
+        lambda match: f"[{match[0]}]({posixpath.relpath(_target(f'lab/results/{match[1]}'), folder or '.')})", linked
     )
 
 
@@ -96,7 +96,7 @@ def style() -> str:
 
 def _target(path: str) -> str:
     """Where a file of the repository, or the folder of an experiment, is among the pages' sources."""
-    name = path.strip("/").removeprefix("results/")
+    name = path.strip("/").removeprefix("lab/results/")
     return f"{source_of(EXPERIMENTS[name].paper)}#{name}" if name in EXPERIMENTS else path
 
 

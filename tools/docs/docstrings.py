@@ -1,100 +1,92 @@
-"""A griffe extension: docstrings, which have reStructuredText's formulas and references, as Markdown.
+"""Griffe extension for mkdocstrings that converts the reStructuredText in docstrings to Markdown.
 
-Defaults in signatures become what Python itself shows: a default group size, ``Wish(64)``, reads 64.
+Docstrings follow PyTorch's conventions: formulas as ``:math:``, references as ``:class:``, ``Example::`` blocks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import griffe
 
 _LINK = re.compile(r"`([^`<>]+?)\s*<(https?://[^>]+)>`_", re.DOTALL)
-_INLINE = re.compile(r":math:`(.+?)`", re.DOTALL)
-_BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
+_INLINE_MATH = re.compile(r":math:`(.+?)`", re.DOTALL)
+_MATH_BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", re.MULTILINE)
 _REFERENCE = re.compile(r":(?:func|class|meth|mod|data):`([\w.]+)`")
-# What griffe has no section for, and would put into a box of its own.
 _SHAPE = re.compile(r"^Shape:\n((?: +.*\n|\n)+)", re.MULTILINE)
-# Ints of a class of their own, which are shown as what they are.
-_NUMBER = re.compile(r"^Wish\((\d+)\)$")
 _EXAMPLE = re.compile(r"^( *)Examples?::\n+", re.MULTILINE)
-# Several arguments with one text, which goes on in lines that are indented further.
-_TOGETHER = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+):( .*(?:\n\1 +\S.*)*)", re.MULTILINE)
+# One entry for several arguments, possibly continued on lines with a larger indent: "weight, bias: affine parameters".
+_JOINT_ARGUMENTS = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+):( .*(?:\n\1 +\S.*)*)", re.MULTILINE)
+# A default of an int subclass, such as PreferredSize(64), is shown as the number.
+_INT_SUBCLASS = re.compile(r"^[A-Z]\w*\((\d+)\)$")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites every docstring of the package once it is loaded."""
+    """Convert every docstring of a package after it is loaded."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        places = public_names(pkg)
-        for module in modules(pkg):
-            for found in _objects(module):
-                if found.docstring is not None:
-                    found.docstring.value = as_markdown(found.docstring.value, lambda name: places.get(name))
-                if found.is_function:
-                    _show_numbers(found)
+        paths = public_paths(pkg)
+        for obj in _iterate_objects(pkg):
+            if obj.docstring is not None:
+                obj.docstring.value = to_markdown(obj.docstring.value, paths)
+            if obj.is_function:
+                for parameter in obj.parameters:
+                    if match := _INT_SUBCLASS.match(str(parameter.default)):
+                        parameter.default = match[1]
 
 
-def _show_numbers(function: griffe.Object) -> None:
-    """Replace defaults such as ``Wish(64)`` by the number alone."""
-    for parameter in function.parameters:
-        if (number := _NUMBER.match(str(parameter.default))) is not None:
-            parameter.default = number[1]
+def to_markdown(text: str, paths: Mapping[str, str]) -> str:
+    r"""Convert a docstring to Markdown; ``paths`` maps the names that have a page to their full paths.
 
-
-def as_markdown(text: str, place: Callable[[str], str | None]) -> str:
-    r"""The same text; ``place`` tells the full path of a name that has a page, or None.
-
-    >>> as_markdown("Σ is :math:`A A^T`, see :func:`sqrt`.", {"sqrt": "whitenorm.solvers.sqrt"}.get)
+    >>> to_markdown("Σ is :math:`A A^T`, see :func:`sqrt`.", {"sqrt": "whitenorm.solvers.sqrt"})
     'Σ is \\(A A^T\\), see [`sqrt`][whitenorm.solvers.sqrt].'
     """
 
-    def reference(match: re.Match[str]) -> str:
-        path = place(match[1])
-        return f"`{match[1]}`" if path is None else f"[`{match[1]}`][{path}]"
+    def link_reference(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"[`{name}`][{paths[name]}]" if name in paths else f"`{name}`"
 
-    text = _LINK.sub(lambda match: f"[{' '.join(match[1].split())}]({match[2]})", text)
-    text = _INLINE.sub(lambda match: rf"\({' '.join(match[1].split())}\)", text)
-    text = _BLOCK.sub(lambda match: rf"{match[1]}\[{' '.join(match[2].split())}\]", text)
-    text = _REFERENCE.sub(reference, text)
-    text = _SHAPE.sub(lambda match: f"**Shape:** {' '.join(match[1].split())}\n\n", text)
+    def split_arguments(match: re.Match[str]) -> str:
+        return "\n".join(f"{match[1]}{name}:{match[3]}" for name in match[2].split(", "))
+
+    text = _LINK.sub(lambda match: f"[{_join_lines(match[1])}]({match[2]})", text)
+    text = _INLINE_MATH.sub(lambda match: rf"\({_join_lines(match[1])}\)", text)
+    text = _MATH_BLOCK.sub(lambda match: rf"{match[1]}\[{_join_lines(match[2])}\]", text)
+    text = _REFERENCE.sub(link_reference, text)
+    # Griffe has no Shape section and would render it as an admonition.
+    text = _SHAPE.sub(lambda match: f"**Shape:** {_join_lines(match[1])}\n\n", text)
     text = _EXAMPLE.sub(r"\1Examples:\n", text)
-    return _TOGETHER.sub(_one_by_one, text)
+    return _JOINT_ARGUMENTS.sub(split_arguments, text)
 
 
-def _one_by_one(match: re.Match[str]) -> str:
-    return "\n".join(f"{match[1]}{name}:{match[3]}" for name in match[2].split(", "))
-
-
-def modules(module: griffe.Module) -> Iterator[griffe.Module]:
-    """A module and all inside it."""
-    yield module
-    for inner in module.modules.values():
-        if not inner.is_alias:
-            yield from modules(inner)
-
-
-def _objects(found: griffe.Object) -> Iterator[griffe.Object]:
-    yield found
-    for member in found.members.values():
-        if isinstance(member, griffe.Object) and not member.is_module:
-            yield from _objects(member)
-
-
-def public_names(package: griffe.Module) -> dict[str, str]:
-    """The full path of every name in an ``__all__``: by itself, and by all its public paths."""
-    found: dict[str, str] = {}
-    for module in modules(package):
-        for name in exported(module):
+def public_paths(package: griffe.Module) -> dict[str, str]:
+    """Map every name in an ``__all__``, short and fully qualified, to its full path."""
+    paths: dict[str, str] = {}
+    for module in iterate_modules(package):
+        for name in module.exports or ():
             path = f"{module.path}.{name}"
-            # A name that several rooms have is the outermost's.
-            found.setdefault(name, path)
-            found[path] = path
-    return found
+            # The outermost module wins if several export the same name.
+            paths.setdefault(str(name), path)
+            paths[path] = path
+    return paths
 
 
-def exported(module: griffe.Module) -> list[str]:
-    """The names in a module's ``__all__``."""
-    return [str(name) for name in module.exports or ()]
+def iterate_modules(module: griffe.Module) -> Iterator[griffe.Module]:
+    """Yield a module and its submodules, outermost first."""
+    yield module
+    for submodule in module.modules.values():
+        if not submodule.is_alias:
+            yield from iterate_modules(submodule)
+
+
+def _iterate_objects(obj: griffe.Object) -> Iterator[griffe.Object]:
+    yield obj
+    for member in obj.members.values():
+        if isinstance(member, griffe.Object):
+            yield from _iterate_objects(member)
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())

@@ -34,8 +34,8 @@ nav: [index.md, claims.md, guides/guide.md, claims/dbn.md, claims/iternorm.md, c
 """
 GUIDE = """# Guide
 
-[`gw-constraints`](../../results/gw-constraints) 1 held; `dbn-vgg` not run.
-![figure](../../results/gw-constraints/default.png)
+[`gw-constraints`](../../lab/results/gw-constraints) 1 held; `dbn-vgg` not run.
+![figure](../../lab/results/gw-constraints/default.png)
 [times](../../benchmarks/results/full.json)
 """
 
@@ -51,8 +51,8 @@ def site(tmp_path_factory):
     (root / "docs/index.md").write_text("# Start\n")
     (root / "docs/claims.md").write_text("# Claims\n\n## How a claim is judged\n")
     (root / "docs/guides/guide.md").write_text(GUIDE)
-    store_results(root / "results", "dbn-axis-swap", ["held", "not held"], (6, 4))
-    store_results(root / "results", "gw-constraints", ["held"], (9, 3.6), text="less")
+    store_results(root / "lab/results", "dbn-axis-swap", ["held", "not held"], (6, 4))
+    store_results(root / "lab/results", "gw-constraints", ["held"], (9, 3.6), text="less")
     build(load_config(str(root / "mkdocs.yml"), site_dir=str(root / "out")))
     return root / "out"
 
@@ -88,7 +88,7 @@ def test_names_and_folders_lead_to_the_pages(site):
         "../claims/dbn.html#dbn-vgg",
         "../benchmarks/results/full.json",
     } <= addresses
-    assert "../results/gw-constraints/default.png" in {attributes["src"] for attributes in page.found["img"]}
+    assert "../lab/results/gw-constraints/default.png" in {attributes["src"] for attributes in page.found["img"]}
 
 
 def test_they_are_found_by_search(site):

@@ -89,4 +89,4 @@ def _spectrum(axes: Axes, norm: str, values: list[float], condition: float) -> N
     axes.semilogy(range(1, len(values) + 1), scaled, color=_COLOURS[norm], linewidth=2, label=label)
 
 
-TUTORIAL = Tutorial("seeing", ("epochs", "seeds"), "seen", table, draw)
+TUTORIAL = Tutorial("features", ("epochs", "seeds"), "seen", table, draw)
