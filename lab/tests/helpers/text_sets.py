@@ -1,4 +1,4 @@
-"""Small parallel text in the layout of the real sets: sentences of a toy grammar in two languages, word by word."""
+"""Small parallel text with the file names of the real sets: a toy grammar in two languages."""
 
 import random
 import string
@@ -9,18 +9,18 @@ _WORDS = {
     "verb": [("sieht", "sees"), ("mag", "likes"), ("malt", "paints"), ("sucht", "seeks")],
     "adjective": [("roter", "red"), ("kleiner", "small"), ("alter", "old")],
 }
-# About as many characters as the real sets have.
+# About the characters of the real sets.
 CHARACTERS = string.ascii_letters + string.digits + string.punctuation + "äöüßÄÖÜé"
 _ORDER = ("det", "adjective", "noun", "verb", "det", "noun")
 
 
 def write_multi30k(root, pairs=200, tests=20, rare=""):
-    """``root/multi30k`` with all its files; the first training pair ends with the ``rare`` characters."""
+    """Write all files of ``root/multi30k``; the first training pair ends with the ``rare`` characters."""
     folder = root / "multi30k"
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = random.Random(0)
-    for split, number in (("train", pairs), ("val", tests), ("test_2016_flickr", tests)):
-        lines = [_pair(drawn) for _ in range(number)]
+    generator = random.Random(0)
+    for split, size in (("train", pairs), ("val", tests), ("test_2016_flickr", tests)):
+        lines = [_draw_pair(generator) for _ in range(size)]
         for side, language in enumerate(("de", "en")):
             sentences = [f"{line[side]}." for line in lines]
             if split == "train" and rare:
@@ -30,7 +30,7 @@ def write_multi30k(root, pairs=200, tests=20, rare=""):
     return folder
 
 
-def _pair(drawn):
-    kinds = [kind for kind in _ORDER if kind != "adjective" or drawn.random() < 0.5]
-    words = [drawn.choice(_WORDS[kind]) for kind in kinds[: drawn.choice((3, 4, 6))]]
+def _draw_pair(generator):
+    types = [type_ for type_ in _ORDER if type_ != "adjective" or generator.random() < 0.5]
+    words = [generator.choice(_WORDS[type_]) for type_ in types[: generator.choice((3, 4, 6))]]
     return tuple(" ".join(word[side] for word in words) for side in (0, 1))

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback
 
 import whitenorm
+from whitenorm.cli import main as whitenorm_main
 from whitenorm.cli.models import load_run_batch
 from whitenorm_lab import checksum, tasks
 from whitenorm_lab.cli import main
@@ -104,7 +105,7 @@ def test_loaded_tested_and_looked_at(whole, capsys):
     inputs, said = load_run_batch(str(folder))
     assert set(inputs) == {"numbers", "scale"}
     assert said == "Measured on training rows, 4 × 4 and 1."
-    assert main(["inspect", str(folder)]) == 0
+    assert whitenorm_main(["inspect", str(folder)]) == 0
 
 
 def test_handed_data(tmp_path):

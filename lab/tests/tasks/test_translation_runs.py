@@ -1,4 +1,4 @@
-"""Runs of translation: they learn, go on to the same bits, are one over several processes, and leave a translator."""
+"""Translation runs: learning, resuming to the same bits, several processes, and the files they write."""
 
 import itertools
 import re
@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from lab.tests.helpers.text_sets import write_multi30k
 from whitenorm_lab import tasks
 from whitenorm_lab.tasks.translation.config import GwNmt, Translate
-from whitenorm_lab.tasks.translation.scores import signature
+from whitenorm_lab.tasks.translation.scores import bleu_signature
 from whitenorm_lab.tasks.translation.translator import Translator
+from whitenorm_lab.tasks.translation.vocabulary import EOS
 from whitenorm_lab.training import fit, load
 from whitenorm_lab.training.evaluation import Evaluate, evaluate
 from whitenorm_lab.training.folder import RunFolder
@@ -28,12 +29,12 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(root, tmp_path_factory):
-    """A run with GW, of its folder and outcome."""
+    """Folder and outcome of a run with GW."""
     folder = tmp_path_factory.mktemp("runs") / "gw"
     return folder, fit(Translate(**TINY, norm="gw", data=root, lr=0.01, epochs=20, folder=folder))
 
 
-def test_it_learns(run):
+def test_loss_falls_and_bleu_rises(run):
     _, outcome = run
     assert outcome.number("test_bleu") > 50
     first, last = outcome.epochs[0], outcome.epochs[-1]
@@ -43,29 +44,29 @@ def test_it_learns(run):
     assert outcome.described == {"pieces": [80, 80]}
 
 
-def test_what_is_left(run, root):
+def test_files_and_loaded_model(run, root):
     folder, outcome = run
-    written = (folder / "translations.txt").read_text(encoding="utf-8")
-    assert written.startswith(f"BLEU {outcome.number('test_bleu'):.2f} of 20 sentences of multi30k, de to en\n")
-    assert signature("en") in written
+    report = (folder / "translations.txt").read_text(encoding="utf-8")
+    assert report.startswith(f"BLEU {outcome.number('test_bleu'):.2f} of 20 sentences of multi30k, de to en\n")
+    assert bleu_signature("en") in report
     sources = (root / "multi30k" / "test_2016_flickr.de").read_text().splitlines()
-    assert all(f"source:    {source}\n" in written for source in sources)
+    assert all(f"source:    {source}\n" in report for source in sources)
     net = load(folder)
     assert isinstance(net, Translator)
     outputs = net.translate(sources[:3], beams=2)
-    assert all(f"output:    {output}\n" in written for output in outputs)
+    assert all(f"output:    {output}\n" in report for output in outputs)
     assert evaluate(Evaluate(folder, data=root))["test"] == pytest.approx(outcome.epochs[-1].tests["test"], rel=1e-5)
 
 
-def test_another_set_is_translated_with_the_runs_own_pieces(run, root, tmp_path):
+def test_evaluating_another_set_uses_the_vocabulary_of_the_run(run, root, tmp_path):
     folder, _ = run
     other = write_multi30k(tmp_path, pairs=300, tests=10)
     assert (other / "val.de").read_text() != (root / "multi30k" / "val.de").read_text()
-    found = evaluate(Evaluate(folder, data=root, dataset=f"folder:{other}"))
-    assert found["test"]["bleu"] > 50
+    scores = evaluate(Evaluate(folder, data=root, dataset=f"folder:{other}"))
+    assert scores["test"]["bleu"] > 50
 
 
-def test_it_goes_on_to_the_same_bits(root, tmp_path):
+def test_resuming_gives_the_same_bits(root, tmp_path):
     from lightning.pytorch.callbacks import LambdaCallback
 
     def stop(trainer, *rest):
@@ -83,7 +84,7 @@ def test_it_goes_on_to_the_same_bits(root, tmp_path):
     assert outcome.epochs[-1].numbers() == RunFolder(whole.folder).outcome().epochs[-1].numbers()
 
 
-def test_other_sentences_are_not_gone_on_with(root, tmp_path):
+def test_resuming_with_other_sentences_is_an_error(root, tmp_path):
     from lightning.pytorch.callbacks import LambdaCallback
 
     def stop(trainer, *rest):
@@ -93,19 +94,19 @@ def test_other_sentences_are_not_gone_on_with(root, tmp_path):
     config = Translate(**TINY, data=tmp_path, epochs=1, test_pairs=2, checkpoint_steps=1, folder=tmp_path / "run")
     with pytest.raises(InterruptedError):
         fit(config, callbacks=[LambdaCallback(on_train_epoch_end=stop)])
-    # As many bytes of a vocabulary, of other letters.
+    # A vocabulary of the same size in bytes, with other letters.
     for side in ("de", "en"):
         file = data / f"train.{side}"
         file.write_text(file.read_text().replace("z", "y").replace("Z", "Y"))
-    with pytest.raises(ValueError, match="training sentences that the run began with"):
+    with pytest.raises(ValueError, match="training sentences that the run started with"):
         fit(config)
 
 
-def test_two_processes_are_one(root):
-    """The mean of their gradients, which DDP takes, is that of one process, and so are the scores of both together."""
+def test_two_processes_match_one(root):
+    """The mean of their gradients, which DDP computes, is that of one process; the sums of their scores are, too."""
     config = Translate(**TINY, norm="gw", data=root, dropout=0.0, test_pairs=5)
 
-    def seen(rank, world):
+    def step(rank, world):
         task = tasks.build_task(config)
         source = task.source(None, lambda: 0, rank, world)
         torch.manual_seed(0)
@@ -116,22 +117,22 @@ def test_two_processes_are_one(root):
             task.test(net.eval(), batch, test)
         return [parameter.grad for parameter in net.parameters()], train.totals, test.totals
 
-    alone, parts = seen(0, 1), [seen(rank, 2) for rank in range(2)]
+    alone, parts = step(0, 1), [step(rank, 2) for rank in range(2)]
     for whole, *shares in zip(alone[0], *(part[0] for part in parts), strict=True):
         torch.testing.assert_close(sum(shares) / 2, whole, rtol=1e-9, atol=1e-9)
     for i in (1, 2):
         torch.testing.assert_close(parts[0][i] + parts[1][i], alone[i])
 
 
-def test_languages_vocabularies_and_norms(root):
-    """The other way, separate vocabularies, norms after the sums, half precision."""
+def test_other_direction_separate_vocabularies_post_norm(root):
+    """English to German, in half precision."""
     options = {**TINY, "joint": False, "share_embeddings": False, "source": "en", "target": "de"}
     options |= {"pre_norm": False, "epochs": 1, "steps": 2, "test_pairs": 2, "precision": "bf16-mixed"}
     outcome = fit(Translate(**options, norm="gw", num_groups=2, data=root))
     assert outcome.number("test_loss") > 0
 
 
-def test_long_and_empty_pairs(root, tmp_path, capsys):
+def test_long_and_empty_pairs_are_skipped(root, tmp_path, capsys):
     folder = write_multi30k(tmp_path)
     lines = (folder / "train.de").read_text().splitlines()
     (folder / "train.de").write_text("\n".join([" ".join(lines), "", *lines[2:]]) + "\n")
@@ -139,9 +140,9 @@ def test_long_and_empty_pairs(root, tmp_path, capsys):
     with pytest.raises(OSError, match=r"line 2 of .*train\.de"):
         fit(Translate(**options))
     fit(Translate(**options, skip_empty=True, max_length=40))
-    said = capsys.readouterr().out
-    assert "1 pairs are left out, as a side of them is empty." in said
-    assert "1 training pairs are left out, of more than 40 pieces." in said
+    output = capsys.readouterr().out
+    assert "Skipped 1 pairs with an empty side." in output
+    assert "Skipped 1 training pairs of more than 40 pieces." in output
     with pytest.raises(ValueError, match="longest pair"):
         fit(Translate(**options, skip_empty=True, max_length=10000))
     with pytest.raises(ValueError, match="training pairs of at most 1 pieces"):
@@ -149,7 +150,7 @@ def test_long_and_empty_pairs(root, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"norm": "bn"}, "ln or gw"),
         ({"joint": False}, "joint vocabulary for shared embeddings"),
@@ -161,12 +162,12 @@ def test_long_and_empty_pairs(root, tmp_path, capsys):
         ({"vocabulary": 9000}, "got 9000 pieces"),
     ],
 )
-def test_refused(options, words, root):
-    with pytest.raises(ValueError, match=words):
+def test_wrong_options_are_an_error(options, message, root):
+    with pytest.raises(ValueError, match=message):
         fit(Translate(**{**TINY, "data": root, **options}))
 
 
-def test_the_papers_configuration():
+def test_preset_has_the_papers_options():
     config = GwNmt()
     sizes = (config.encoder_layers, config.decoder_layers, config.width, config.hidden, config.heads, config.dropout)
     assert sizes == (6, 6, 512, 1024, 4, 0.3)
@@ -177,13 +178,13 @@ def test_the_papers_configuration():
     assert Translate.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
-def test_the_papers_cost():
-    """Of 160,239 pairs of some 25 pieces a side, as the preset states it."""
-    task = tasks.build_task(GwNmt(norm="ln"))
+def test_preset_states_its_cost():
+    """For 160,239 pairs of about 25 pieces per side."""
     with torch.device("meta"):
-        net = task.build({"pieces": [10000, 10000]})
-        ids = torch.ones(1, 25, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            net(ids, ids)
+        net = tasks.build_task(GwNmt(norm="ln")).build({"pieces": [10000, 10000]})
+    net.to_empty(device="cpu")
+    ids = torch.full((1, 25), EOS)
+    with FlopCounterMode(display=False) as counter:
+        net(ids, ids)
     stated = float(re.search(r"Cost: ([\d.]+) PFLOPs", GwNmt.__doc__)[1])
     assert 3 * counter.get_total_flops() * 160_239 * 50 / 1e15 == pytest.approx(stated, rel=0.05)

@@ -46,7 +46,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     # Lightning takes seconds to import, which a list of experiments need not wait for.
     from lightning.pytorch.callbacks import LambdaCallback
 
-    from whitenorm_lab.tasks.translation.scores import signature
+    from whitenorm_lab.tasks.translation.scores import bleu_signature
     from whitenorm_lab.training.run import fit
 
     fields = {name: value for name, value in settings.items() if name != "variant"}
@@ -59,7 +59,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         outcome = fit(config, callbacks=[watch])
     except DivergenceError as error:
         outcome = error.outcome
-    return {**_curves(outcome, config.epochs), "signature": signature(config.target)}
+    return {**_curves(outcome, config.epochs), "signature": bleu_signature(config.target)}
 
 
 def _curves(outcome: Outcome, epochs: int) -> dict[str, Any]:

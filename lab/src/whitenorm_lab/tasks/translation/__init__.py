@@ -1,4 +1,4 @@
-"""Translation by a transformer with LayerNorm or Group Whitening."""
+"""Translation with a transformer, with LayerNorm or Group Whitening."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs by tokens: pairs of like lengths together, batches in the order of seed and epoch."""
+"""Batches of sentence pairs of similar lengths, limited by their number of tokens."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from whitenorm_lab.tasks.translation.text import Pairs
 from whitenorm_lab.tasks.translation.vocabulary import PAD
 from whitenorm_lab.training.batches import StepBatches, generator, in_turn
 
-# Of a test; a beam each, several of them, are translated at once.
-_SENTENCES = 100
+# Per batch of a test. The search needs memory for each of their beams.
+_TEST_SENTENCES = 100
 
 
 class Batch(NamedTuple):
-    """Pairs ``(N, S)`` and ``(N, T)``, each with its end and padding behind it."""
+    """Source ids ``(N, S)`` and target ids ``(N, T)``, each sentence with its end, then padding."""
 
     source: Tensor
     target: Tensor
     tokens: float
-    """Of the target side, over all processes, divided by their number: what a loss is divided by."""
+    """Divisor of the loss: target tokens of all processes divided by the number of processes."""
 
 
 class TextBatch(NamedTuple):
-    """Pairs as they were read; outputs are compared with the targets unless they only count in the loss."""
+    """Sentence pairs; if ``is_translated`` is False they count in the loss only."""
 
     source: list[str]
     target: list[str]
-    translated: bool
+    is_translated: bool
 
 
 class Sequences:
-    """Sentences of ids in one tensor, from which any of them are taken as a padded batch.
+    """Sentences of ids stored in one tensor.
 
     Example::
 
-        >>> Sequences([[5, 6, 2], [7, 2]]).padded(torch.tensor([1, 0]))
+        >>> Sequences([[5, 6, 2], [7, 2]]).pad(torch.tensor([1, 0]))
         tensor([[7, 2, 0],
                 [5, 6, 2]])
     """
@@ -51,21 +51,21 @@ class Sequences:
         count = int(self.lengths.sum())
         self._ids = torch.from_numpy(np.fromiter(chain.from_iterable(rows), np.int32, count))
 
-    def padded(self, rows: Tensor) -> Tensor:
-        """``(N, longest)``."""
+    def pad(self, rows: Tensor) -> Tensor:
+        """Return the given sentences as one padded tensor ``(N, longest)``."""
         lengths = self.lengths[rows, None]
-        places = torch.arange(int(lengths.max()))
-        inside = places < lengths
-        index = (self._starts[rows, None] + places).masked_fill(~inside, 0)
-        return self._ids[index].long().masked_fill(~inside, PAD)
+        positions = torch.arange(int(lengths.max()))
+        is_inside = positions < lengths
+        index = (self._starts[rows, None] + positions).masked_fill(~is_inside, 0)
+        return self._ids[index].long().masked_fill(~is_inside, PAD)
 
 
 class TokenBatches(StepBatches):
-    """Training batches of at most so many tokens, the longer side's with its padding counted.
+    """Training batches of at most ``tokens`` tokens: longest sentence × pairs, with padding.
 
-    Pairs are sorted by length, those of equal lengths in an order that is drawn, and cut where a batch is full; the
-    batches come in an order that is drawn too. Lengths alone decide on the cuts, so that every epoch has as many
-    batches. Of several processes each takes every so-manieth pair of every batch.
+    Pairs are sorted by length, pairs of equal length are shuffled, and the sorted list is cut into full batches, which
+    are then shuffled. The cuts depend on the lengths only, so that all epochs have the same number of batches. With
+    several processes, each takes every ``world``-th pair of each batch.
     """
 
     def __init__(
@@ -81,35 +81,35 @@ class TokenBatches(StepBatches):
         super().__init__(step)
         self.source, self.target, self.seed, self.rank, self.world = source, target, seed, rank, world
         longest = torch.maximum(source.lengths, target.lengths)
-        # Of pairs whose longer sides are alike, those whose sources are: targets are then nearly so.
+        # By the longer side, then by the source: the targets of a batch then have similar lengths, too.
         self._key = longest * (1 + int(longest.max())) + source.lengths
-        self._cuts = _cuts(longest.sort().values.tolist(), tokens, world)
+        self._sizes = _split_by_tokens(longest.sort().values.tolist(), tokens, world)
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._sizes)
 
     def order(self, epoch: int) -> list[Tensor]:
-        drawn = generator(self.seed, epoch)
-        ties = torch.randperm(len(self._key), generator=drawn)
-        rows = ties[self._key[ties].argsort(stable=True)]
-        batches = rows.split(self._cuts)
-        return [batches[i] for i in torch.randperm(len(batches), generator=drawn).tolist()]
+        random = generator(self.seed, epoch)
+        shuffled = torch.randperm(len(self._key), generator=random)
+        rows = shuffled[self._key[shuffled].argsort(stable=True)]
+        batches = rows.split(self._sizes)
+        return [batches[i] for i in torch.randperm(len(batches), generator=random).tolist()]
 
     def batch(self, epoch: int, i: int, part: Tensor) -> Batch:
         tokens = int(self.target.lengths[part].sum()) / self.world
         rows = part[self.rank :: self.world]
-        return Batch(self.source.padded(rows), self.target.padded(rows), tokens)
+        return Batch(self.source.pad(rows), self.target.pad(rows), tokens)
 
 
-def _cuts(lengths: Sequence[int], tokens: int, world: int) -> list[int]:
-    """How many pairs each batch has, of pairs by rising length.
+def _split_by_tokens(lengths: Sequence[int], tokens: int, world: int) -> list[int]:
+    """Return the number of pairs in each batch, for pairs sorted by length.
 
     Example::
 
-        >>> _cuts([2, 2, 3, 4, 4], tokens=8, world=1)
+        >>> _split_by_tokens([2, 2, 3, 4, 4], tokens=8, world=1)
         [2, 2, 1]
     """
-    cuts, rows = [], 0
+    sizes, rows = [], 0
     for length in lengths:
         if length * world > tokens:
             raise ValueError(
@@ -117,29 +117,29 @@ def _cuts(lengths: Sequence[int], tokens: int, world: int) -> list[int]:
                 f"tokens, and a pair of {length}); use a larger batch_size or a smaller max_length"
             )
         if (rows + 1) * length > tokens:
-            cuts.append(rows)
+            sizes.append(rows)
             rows = 0
         rows += 1
-    if cuts:
-        # The last two are made alike, as far as there is room, so that few processes see what one would.
-        both = cuts[-1] + rows
+    if sizes:
+        # Balance the last two batches where there is room, so that the last one is not tiny.
+        both = sizes[-1] + rows
         rows = max(rows, min(both // 2, tokens // lengths[-1]))
-        cuts[-1] = both - rows
-        if min(cuts[-1], rows) < world:
+        sizes[-1] = both - rows
+        if min(sizes[-1], rows) < world:
             # Every process needs a pair of every batch.
-            return [*cuts[:-1], both]
+            return [*sizes[:-1], both]
     if rows < world:
         raise ValueError(f"expected a training pair for each of {world} processes (got {rows})")
-    return [*cuts, rows]
+    return [*sizes, rows]
 
 
 class TextBatches:
-    """Pairs as text, the shortest first, each once; every process has as many batches as the others."""
+    """Sentence pairs sorted by length, each once, in the same number of batches for every process."""
 
-    def __init__(self, pairs: Pairs, translated: bool, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, pairs: Pairs, is_translated: bool, rank: int = 0, world: int = 1) -> None:
         order = torch.tensor([len(sentence) for sentence in pairs.source]).argsort(stable=True)
-        self.rows = in_turn(order, _SENTENCES, rank, world)
-        self.pairs, self.translated = pairs, translated
+        self.rows = in_turn(order, _TEST_SENTENCES, rank, world)
+        self.pairs, self.is_translated = pairs, is_translated
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -147,4 +147,4 @@ class TextBatches:
     def __iter__(self) -> Iterator[TextBatch]:
         for rows in self.rows:
             source, target = ([side[row] for row in rows.tolist()] for side in self.pairs)
-            yield TextBatch(source, target, self.translated)
+            yield TextBatch(source, target, self.is_translated)

@@ -1,4 +1,4 @@
-"""What a run of translation is."""
+"""Configuration of translation runs."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 @dataclass
 class Translate(RunConfig, NormOptions):
-    """Train a transformer to translate: LayerNorm or Group Whitening at every norm, any parallel text.
+    """Train a transformer to translate, with LayerNorm or Group Whitening at every norm, on any parallel text.
 
-    A run that was stopped goes on where it was when the same command is given again. Its folder gets translations.txt
-    at the end: sources, references and outputs of the test set.
+    Give the same command again to resume a stopped run. At the end, its folder contains translations.txt: sources,
+    references and outputs of the test set.
     """
 
     task: ClassVar[str] = "translation"
     named: ClassVar[tuple[str, ...]] = ("norm",)
 
     dataset: str = "multi30k"
-    """multi30k, iwslt14, or folder:PATH with train.de, train.en, val.de, … and test.de, … inside."""
+    """multi30k, iwslt14, or folder:PATH with the files train.de, train.en, val.de, … and test.de, …."""
     source: str = "de"
-    """The language to translate from, as its files' names end."""
+    """Source language: the extension of its files."""
     target: str = "en"
-    """The language to translate to."""
+    """Target language: the extension of its files."""
     skip_empty: bool = False
-    """Leave out pairs of which a side is empty; otherwise they are an error."""
+    """Skip pairs with an empty side, which are an error otherwise."""
     max_length: int = 175
-    """Leave out training pairs of which a side has more pieces."""
+    """Skip training pairs with more pieces than this on a side."""
     train_pairs: int | None = None
-    """Train on the first so many pairs; all if not given."""
+    """Number of training pairs, from the start of the files; default: all."""
     test_pairs: int | None = None
-    """Test and validate on the first so many; all if not given."""
+    """Number of test and of validation pairs, from the start of the files; default: all."""
     vocabulary: int = 3000
-    """Pieces of words, for both languages together or for each."""
+    """Number of pieces in a vocabulary."""
     joint: bool = True
-    """One vocabulary for both languages."""
+    """Use one vocabulary for both languages."""
 
     encoder_layers: int = 3
-    """Of self-attention and a feed-forward block."""
+    """Number of encoder layers."""
     decoder_layers: int = 3
-    """Of self-attention, attention to the source, and a feed-forward block."""
+    """Number of decoder layers."""
     width: int = 128
-    """Of embeddings and of what attention and blocks give."""
+    """Size of the embeddings and of the output of each block."""
     hidden: int = 256
-    """Units between the two linear layers of a feed-forward block."""
+    """Hidden units of the feed-forward blocks."""
     heads: int = 4
-    """Of attention."""
+    """Number of attention heads."""
     dropout: float = 0.1
-    """After the embeddings, and of what every block adds."""
+    """Dropout rate after the embeddings and on the output of each block."""
     pre_norm: bool = True
-    """Norms before attention and blocks, and at the end of both stacks; otherwise after each sum."""
+    """Place norms before each block and at the end of encoder and decoder; otherwise after each residual sum."""
     share_embeddings: bool = True
-    """One embedding for source and target, of a joint vocabulary; the output has the target's in any case."""
+    """Share one embedding between source and target. The output weights are always those of the target embedding."""
     norm: str = "ln"
-    """ln, or gw: LayerWhitening, with num_groups the divisor of the width nearest to its root if not given."""
+    """ln, or gw: LayerWhitening, whose default number of groups is the divisor of the width nearest to its root."""
 
     epochs: int = 10
     batch_size: int = 1024
-    """Tokens a step, over all processes: of the longer side, with padding."""
+    """Tokens per step, over all processes: the longest sentence times the number of pairs."""
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     lr: float = 4e-3
     betas: tuple[float, float] = (0.9, 0.98)
@@ -67,12 +67,12 @@ class Translate(RunConfig, NormOptions):
     schedule: Schedule = "inverse-sqrt"
     warmup_steps: int = 300
     label_smoothing: float = 0.1
-    """Share of the target spread over all pieces."""
+    """Share of the target probability that is spread over all pieces."""
 
     beams: int = 5
-    """Of the search for a translation; 1 is greedy."""
+    """Number of beams of the search; 1 is greedy search."""
     length_penalty: float = 1.0
-    """Translations are compared by log p / length^penalty."""
+    """Exponent p: the search compares translations by log probability / length^p."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,24 +85,28 @@ class Translate(RunConfig, NormOptions):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 to below 1 (got {getattr(self, name)})")
         if self.norm not in ("ln", "gw"):
-            raise ValueError(f"expected norm to be ln or gw, which are of tokens (got {self.norm!r})")
+            raise ValueError(f"expected norm to be ln or gw, which normalize each token (got {self.norm!r})")
+        if self.width % self.heads:
+            raise ValueError(f"expected a width that is a multiple of the {self.heads} heads (got {self.width})")
+        if self.width % 2 or self.width < 4:
+            raise ValueError(f"expected an even width of at least 4, for sines and cosines (got {self.width})")
         if self.num_groups is not None and self.width % self.num_groups:
-            raise ValueError(f"expected num_groups that divide the width, {self.width} (got {self.num_groups})")
+            raise ValueError(f"expected num_groups to divide the width, {self.width} (got {self.num_groups})")
         if self.share_embeddings and not self.joint:
             raise ValueError(
-                "expected a joint vocabulary for shared embeddings (got separate ones); use --no-share-embeddings"
+                "expected a joint vocabulary for shared embeddings (got separate ones); pass --no-share-embeddings"
             )
 
 
 @dataclass
 class GwNmt(Translate):
-    """IWSLT14 from German to English: the base transformer with GW for every LN (GW, app. G).
+    """IWSLT14, German to English: the base transformer with GW in place of each LN (GW, app. G).
 
-    As fairseq recommends for this set: 6 + 6 layers of width 512, LN after the sums. The number of groups is not
-    printed; here it is the divisor of the width nearest to its root, 16.
+    As fairseq recommends for this data set: 6 + 6 layers of width 512, norms after the residual sums. The paper does
+    not state the number of groups; here it is the divisor of the width nearest to its root, 16.
 
-    Expected: BLEU 35.27 ± 0.06, with --norm ln 35.02 ± 0.09 (mean of 5 seeds; fairseq's BLEU of tokenized text in lower
-    case, where sacrebleu's, taken here, is of the text as it is).
+    Expected: BLEU 35.27 ± 0.06, with --norm ln 35.02 ± 0.09 (mean of 5 seeds; fairseq's BLEU of tokenized lower-case
+    text, whereas here it is sacrebleu's BLEU of the unchanged text).
     Cost: 44 PFLOPs.
     Command: torchrun --nproc-per-node 2 -m whitenorm_lab train gw-nmt --data ROOT
     """

@@ -1,4 +1,4 @@
-"""Parallel text: two files of a split, a sentence a line, read with errors that name file and line."""
+"""Parallel text: two files per split, one sentence per line. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ ORIGINS = {
     "iwslt14": "IWSLT 2014, German and English, as fairseq's prepare-iwslt14.sh splits it, without its BPE",
 }
 _FOLDER = "folder:"
-# The names that a split goes by.
+# Accepted file names of each split.
 _SPLITS = {"train": ("train",), "validation": ("val", "valid"), "test": ("test", "test_2016_flickr")}
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations, line by line."""
+    """Sentences and their translations, in the same order."""
 
     source: list[str]
     target: list[str]
 
 
 class Corpus(NamedTuple):
-    """The splits of a set, and how many of their pairs were left out as a side of them was empty."""
+    """The splits of a data set, and the number of pairs that were skipped because a side was empty."""
 
     train: Pairs
     validation: Pairs
     test: Pairs
-    left_out: int
+    skipped: int
 
 
-def read(dataset: str, root: Path | None, source: str, target: str, skip_empty: bool = False) -> Corpus:
-    """A set by name from the data root, or any folder by its path.
+def read_corpus(dataset: str, root: Path | None, source: str, target: str, skip_empty: bool = False) -> Corpus:
+    """Read a data set from the data root by name, or from any folder by path.
 
     Args:
         dataset: ``multi30k``, ``iwslt14`` or ``folder:PATH``, with files such as ``train.de`` and ``train.en``.
-        root: the data root; the environment's if None.
-        source, target: the languages, as the files' names end with them.
-        skip_empty: leave out pairs of which a side is empty, which are an error otherwise.
+        root: the data root; if None, that of the environment variable.
+        source, target: the languages, as the extensions of the files.
+        skip_empty: skip pairs with an empty side instead of raising an error.
     """
     if source == target:
         raise ValueError(f"expected two languages (got {source} and {target})")
-    folder = _folder(dataset, root)
-    splits, left_out = {}, 0
+    folder = _find_folder(dataset, root)
+    splits, skipped = {}, 0
     for split, names in _SPLITS.items():
-        files = _files(folder, names, (source, target), ORIGINS.get(dataset, ""))
-        splits[split], empty = _pairs(*files, skip_empty)
-        left_out += empty
-    return Corpus(**splits, left_out=left_out)
+        files = _find_files(folder, names, (source, target), ORIGINS.get(dataset, ""))
+        splits[split], empty = _read_pairs(*files, skip_empty)
+        skipped += empty
+    return Corpus(**splits, skipped=skipped)
 
 
-def _folder(dataset: str, root: Path | None) -> Path:
+def _find_folder(dataset: str, root: Path | None) -> Path:
     if dataset.startswith(_FOLDER):
         folder = Path(dataset.removeprefix(_FOLDER))
         if not folder.is_dir():
-            raise OSError(f"expected a folder of parallel text (got {folder}, which is none)")
+            raise OSError(f"expected a folder of parallel text (got {folder}, which is not a folder)")
         return folder
     if dataset not in ORIGINS:
-        raise ValueError(f"expected a dataset of {', '.join(ORIGINS)}, or folder:PATH (got {dataset!r})")
+        raise ValueError(f"expected the dataset {', '.join(ORIGINS)}, or folder:PATH (got {dataset!r})")
     root = root_folder(root)
     if root is None:
         raise OSError(f"{dataset} needs a data root: pass --data or set ${ROOT_VARIABLE}. {ORIGINS[dataset]}")
@@ -68,8 +68,8 @@ def _folder(dataset: str, root: Path | None) -> Path:
     return root / dataset
 
 
-def _files(folder: Path, names: tuple[str, ...], languages: tuple[str, str], origin: str) -> tuple[Path, Path]:
-    """The two files of a split, by the first of its names that any file has."""
+def _find_files(folder: Path, names: tuple[str, ...], languages: tuple[str, str], origin: str) -> tuple[Path, Path]:
+    """Return the two files of a split, under the first name that either file has."""
     for name in names:
         source, target = (folder / f"{name}.{language}" for language in languages)
         if source.exists() or target.exists():
@@ -78,40 +78,40 @@ def _files(folder: Path, names: tuple[str, ...], languages: tuple[str, str], ori
         source, target = (folder / f"{names[0]}.{language}" for language in languages)
     for file in (source, target):
         if not file.is_file():
-            known = f" Names of this split: {', '.join(names)}." if len(names) > 1 else ""
-            raise OSError(f"expected the file {file} (got none).{known} {origin}".rstrip())
+            accepted = f" Accepted names of this split: {', '.join(names)}." if len(names) > 1 else ""
+            raise OSError(f"expected the file {file} (got none).{accepted} {origin}".rstrip())
     return source, target
 
 
-def _pairs(source: Path, target: Path, skip_empty: bool) -> tuple[Pairs, int]:
-    """The pairs of a split, and how many were left out."""
-    sides = [_lines(file) for file in (source, target)]
+def _read_pairs(source: Path, target: Path, skip_empty: bool) -> tuple[Pairs, int]:
+    """Return the pairs of a split and the number of skipped pairs."""
+    sides = [_read_lines(file) for file in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise OSError(
-            f"expected as many lines in {source} as in {target} (got {len(sides[0])} and {len(sides[1])}); a line of "
-            "one is the translation of the same line of the other: get both files again"
+            f"expected as many lines in {source} as in {target} (got {len(sides[0])} and {len(sides[1])}): each line "
+            "translates the same line of the other file; download both files again"
         )
     if not skip_empty:
         for file, lines in zip((source, target), sides, strict=True):
             if "" in lines:
                 raise OSError(
-                    f"expected a sentence in every line (got an empty one, line {lines.index('') + 1} of {file}); "
-                    "--skip-empty leaves such pairs out"
+                    f"expected a sentence in every line (got an empty line, line {lines.index('') + 1} of {file}); "
+                    "pass --skip-empty to skip such pairs"
                 )
-    whole = [(one, other) for one, other in zip(*sides, strict=True) if one and other]
-    if not whole:
+    pairs = [pair for pair in zip(*sides, strict=True) if all(pair)]
+    if not pairs:
         raise OSError(f"expected sentences in {source} and {target} (got none)")
-    return Pairs([one for one, _ in whole], [other for _, other in whole]), len(sides[0]) - len(whole)
+    return Pairs(*map(list, zip(*pairs, strict=True))), len(sides[0]) - len(pairs)
 
 
-def _lines(file: Path) -> list[str]:
-    """Lines without what is around their text. Only a line feed ends one: Unicode's other ends occur inside."""
+def _read_lines(file: Path) -> list[str]:
+    """Return the stripped lines. Only a line feed ends a line, as Unicode's other line ends occur inside sentences."""
     content = file.read_bytes()
     try:
         return [line.strip() for line in content.decode().removesuffix("\n").split("\n")] if content else []
     except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise OSError(
-            f"expected {file} in UTF-8 (got the byte {content[error.start]:#04x} in line {number}); convert it, such "
-            "as by iconv"
+            f"expected {file} in UTF-8 (got the byte {content[error.start]:#04x} in line {line}); convert it, for "
+            "example with iconv"
         ) from error

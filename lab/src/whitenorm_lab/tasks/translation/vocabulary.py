@@ -1,4 +1,4 @@
-"""Sentences as pieces of words, by sentencepiece."""
+"""Subword vocabularies, by sentencepiece."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PAD, BOS, EOS, UNKNOWN = range(4)
 
 
 class Vocabulary(nn.Module):
-    """Pieces of one or two languages, by byte pair encoding of the training sentences.
+    """Byte pair encoding of one or two languages, learned from the training sentences.
 
-    The same sentences give the same pieces. It is a module so that a net's weights and checkpoints have it, whole.
+    The same sentences give the same pieces. It is a module so that the network's weights and checkpoints contain it.
 
     Args:
-        model: what sentencepiece would write to a file; none is a vocabulary that is to be loaded.
+        model: serialized sentencepiece model. Leave it empty for a vocabulary whose state is loaded later.
 
     Example::
 
-        >>> vocabulary = Vocabulary.of(["a house is a house", "a mouse"], 20)
+        >>> vocabulary = Vocabulary.learn(["a house is a house", "a mouse"], 20)
         >>> ids = vocabulary.encode(["a mouse house"])[0]
         >>> vocabulary.decode([ids])
         ['a mouse house']
@@ -34,21 +34,21 @@ class Vocabulary(nn.Module):
     def __init__(self, model: bytes = b"") -> None:
         super().__init__()
         self.model = model
-        self._processor: Any = _processor(model) if model else None
+        self._processor: Any = _build_processor(model) if model else None
 
     @classmethod
-    def of(cls, sentences: Iterable[str], size: int) -> Vocabulary:
-        """Of so many pieces: beginning, end, padding and the unknown among them."""
+    def learn(cls, sentences: Iterable[str], size: int) -> Vocabulary:
+        """Learn a vocabulary of ``size`` pieces, which include padding, start, end and unknown."""
         import sentencepiece
 
-        written = io.BytesIO()
+        model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.Train(
                 sentence_iterator=iter(sentences),
-                model_writer=written,
+                model_writer=model,
                 model_type="bpe",
                 vocab_size=size,
-                # Every character of the training sentences has a piece.
+                # Every character of the training sentences gets a piece.
                 character_coverage=1.0,
                 pad_id=PAD,
                 bos_id=BOS,
@@ -58,43 +58,43 @@ class Vocabulary(nn.Module):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            # Its words are behind the place in its own code.
+            # The message follows a source location in sentencepiece's own code.
             raise ValueError(
-                "expected a vocabulary with a piece for every character of the training sentences, and no more pieces "
-                f"than they fill (got {size} pieces; sentencepiece says: {str(error).rsplit('] ', 1)[-1]}); choose "
-                "another --vocabulary"
+                "expected a vocabulary size of at least one piece per character of the training sentences, and at most "
+                f"as many pieces as they contain (got {size} pieces; sentencepiece says: "
+                f"{str(error).rsplit('] ', 1)[-1]}); choose another --vocabulary"
             ) from error
-        return cls(written.getvalue())
+        return cls(model.getvalue())
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The pieces of each, with the end after them."""
+        """Return the ids of each sentence, followed by ``EOS``."""
         return [[*ids, EOS] for ids in self._processor.EncodeAsIds(list(sentences))]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Sentences again, without beginning, end and padding."""
-        return [self._processor.DecodeIds([one for one in row if one >= UNKNOWN]) for row in ids]
+        """Return the sentences of ids, ignoring padding, start and end."""
+        return [self._processor.DecodeIds([piece for piece in row if piece >= UNKNOWN]) for row in ids]
 
     def get_extra_state(self) -> Tensor:
-        """The model's bytes, as a tensor: of the kind that all of a checkpoint is."""
+        """Return the model's bytes as a tensor, so that checkpoints contain only tensors."""
         return torch.from_numpy(np.frombuffer(self.model, np.uint8).copy())
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take the bytes, unless sentences already had others."""
+        """Load the model's bytes; raise an error if they differ from a vocabulary that was learned before."""
         model = state.cpu().numpy().tobytes()
         if self.model and model != self.model:
             raise ValueError(
-                "expected the training sentences that the run began with (got others: their vocabulary differs); "
-                "begin anew in another --folder"
+                "expected the training sentences that the run started with (got others: their vocabulary differs); "
+                "start again in another --folder"
             )
-        self.model, self._processor = model, _processor(model)
+        self.model, self._processor = model, _build_processor(model)
 
 
-def _processor(model: bytes) -> Any:
+def _build_processor(model: bytes) -> Any:
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
-        raise ValueError(f"expected a model of sentencepiece (got something else: {error})") from error
+        raise ValueError(f"expected a serialized sentencepiece model (got something else: {error})") from error
     return processor
