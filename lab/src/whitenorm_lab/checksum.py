@@ -1,4 +1,4 @@
-"""Files with a checksum inside, by which damage is seen: torch's archives, which others can still read, and JSON."""
+"""Files that contain their own checksum, so that damage is detected: ``torch.save`` archives and JSON objects."""
 
 from __future__ import annotations
 
@@ -14,57 +14,59 @@ _DIGITS = 64
 KEY = "checksum"
 
 
-def archive(content: Any) -> bytes:
-    """The bytes of ``torch.save``, with their SHA-256 as the comment of the ZIP archive that they are.
+def to_archive(content: Any) -> bytes:
+    """Return the bytes of ``torch.save``, with their SHA-256 as the comment of the ZIP archive.
+
+    ``torch.load`` reads them as well.
 
     Example::
 
-        >>> torch.load(io.BytesIO(archive({"a": torch.ones(2)})))
+        >>> torch.load(io.BytesIO(to_archive({"a": torch.ones(2)})))
         {'a': tensor([1., 1.])}
     """
-    # Through memory, as an error inside torch.save's own file writer hides the system's.
+    # Through memory, because torch.save's own file writer hides the operating system's errors.
     buffer = io.BytesIO()
     torch.save(content, buffer)
     body = buffer.getvalue()
     digest = hashlib.sha256(body).hexdigest().encode()
-    # An archive ends with the length of its comment, and the comment.
+    # A ZIP archive ends with the length of its comment and the comment.
     return body[:-2] + len(digest).to_bytes(2, "little") + digest
 
 
 def read_archive(path: Path) -> Any:
-    """What :func:`archive` held; a ValueError where it is damaged, or something else."""
+    """Return the content of a file written by :func:`to_archive`; raise ValueError if it is damaged or another file."""
     content = path.read_bytes()
     body, digest = content[: -_DIGITS - 2] + b"\0\0", content[-_DIGITS:]
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise ValueError("its checksum does not match")
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    # What is whole and not ours can fail in any way.
+    # An undamaged file of another program can fail in any way.
     except Exception as error:
         raise ValueError(f"it cannot be read ({type(error).__name__})") from error
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON; a ValueError where it is damaged or nested too deeply, which Python itself tells by another error."""
+    """Parse JSON; raise ValueError also if it is nested too deeply, where Python raises RecursionError."""
     try:
         return json.loads(content)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def packed(content: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own checksum."""
+def add_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its checksum added."""
     return {**content, KEY: _digest(content)}
 
 
-def unpacked(content: Any) -> dict[str, Any]:
-    """What :func:`packed` was given; a ValueError where it is damaged, or something else.
+def verify_checksum(content: Any) -> dict[str, Any]:
+    """Return the argument of :func:`add_checksum`; raise ValueError if it has changed or has no checksum.
 
     Example::
 
-        >>> unpacked(packed({"lr": 0.1}))
+        >>> verify_checksum(add_checksum({"lr": 0.1}))
         {'lr': 0.1}
-        >>> unpacked({**packed({"lr": 0.1}), "lr": 0.2})
+        >>> verify_checksum({**add_checksum({"lr": 0.1}), "lr": 0.2})
         Traceback (most recent call last):
         ValueError: its checksum does not match
     """

@@ -31,9 +31,9 @@ def test_a_run_is_inspected_on_its_own_images(run, capsys):
 
 def test_a_run_whose_data_are_missing_is_inspected_on_noise(run, tmp_path, capsys):
     folder = shutil.copytree(run, tmp_path / "run")
-    config = checksum.unpacked(json.loads((folder / "config.json").read_text()))
+    config = checksum.verify_checksum(json.loads((folder / "config.json").read_text()))
     config |= {"dataset": "cifar10", "data": str(tmp_path / "no")}
-    (folder / "config.json").write_text(json.dumps(checksum.packed(config)))
+    (folder / "config.json").write_text(json.dumps(checksum.add_checksum(config)))
     assert whitenorm(["inspect", str(folder)]) == 0
     assert "Measured on noise, 128 × 1 × 8 × 8: the run's data cannot be loaded: " in capsys.readouterr().out
     assert whitenorm(["inspect", str(folder), "--shape", "32", "1", "8", "8"]) == 0

@@ -140,7 +140,7 @@ def test_a_run_of_the_first_version(tmp_path):
     config = Train(dataset="digits", net="mlp-8", folder=tmp_path, epochs=1, quiet=True)
     fit(config)
     content = {name: value for name, value in config.to_dict().items() if name != "task"}
-    (tmp_path / "config.json").write_text(json.dumps(checksum.packed({**content, "described": {"classes": 10}})))
+    (tmp_path / "config.json").write_text(json.dumps(checksum.add_checksum({**content, "described": {"classes": 10}})))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=r"a run of an earlier one\); choose another --folder"):
         fit(config)

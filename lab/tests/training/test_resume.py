@@ -103,7 +103,7 @@ def test_foreign_checkpoints_are_set_aside(kind, stopped, capsys):
     options, folder, _ = stopped
     newest = saved(folder / "checkpoints")[-1]
     content = FOREIGN[kind](torch.load(newest, weights_only=True))
-    newest.write_bytes(checksum.archive(content))
+    newest.write_bytes(checksum.to_archive(content))
     fit(Train(**options))
     said = capsys.readouterr().out
     assert f"{newest} is not used: it" in said
@@ -118,8 +118,8 @@ def test_flipped_bytes_are_seen(stopped):
     for path, read in [
         (saved(folder / "checkpoints")[-1], checksum.read_archive),
         (whole / "weights.pt", checksum.read_archive),
-        (whole / "config.json", lambda path: checksum.unpacked(json.loads(path.read_bytes()))),
-        (whole / "outcome.json", lambda path: checksum.unpacked(json.loads(path.read_bytes()))),
+        (whole / "config.json", lambda path: checksum.verify_checksum(json.loads(path.read_bytes()))),
+        (whole / "outcome.json", lambda path: checksum.verify_checksum(json.loads(path.read_bytes()))),
     ]:
         content, spoilt = path.read_bytes(), folder / "spoilt"
         read(path)

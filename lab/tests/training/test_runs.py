@@ -11,7 +11,7 @@ from torch import nn
 import whitenorm
 from lab.tests.helpers.image_sets import write_mnist
 from whitenorm_lab import data, tasks
-from whitenorm_lab.checksum import packed
+from whitenorm_lab.checksum import add_checksum
 from whitenorm_lab.cli import main
 from whitenorm_lab.tasks.classification.images import normalisation
 from whitenorm_lab.tasks.classification.presets import PRESETS
@@ -101,7 +101,7 @@ def test_nothing_to_load(tmp_path, run):
     (tmp_path / "config.json").write_bytes((run[0] / "config.json").read_bytes())
     with pytest.raises(OSError, match=r"expected weights\.pt or a checkpoint"):
         load(tmp_path)
-    for content in ("[]", "{}", '{"net": "x", "colour": 1}', "{", json.dumps(packed({"colour": 1})), "\udc80"):
+    for content in ("[]", "{}", '{"net": "x", "colour": 1}', "{", json.dumps(add_checksum({"colour": 1})), "\udc80"):
         (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
         with pytest.raises(OSError, match="expected"):
             load(tmp_path)

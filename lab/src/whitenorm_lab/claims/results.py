@@ -101,7 +101,7 @@ class Store:
         runs = []
         for line in self._partial.read_bytes().splitlines():
             try:
-                runs.append(Run(**_unpacked(checksum.unpacked(checksum.parse_json(line)))))
+                runs.append(Run(**_unpacked(checksum.verify_checksum(checksum.parse_json(line)))))
             except (ValueError, TypeError):
                 continue
         return runs
@@ -122,7 +122,7 @@ class Store:
         with self._partial.open("a+b") as file:
             # After a line that was cut off, begin a new one.
             whole = file.tell() == 0 or self._partial.read_bytes().endswith(b"\n")
-            line = json.dumps(checksum.packed(kept(asdict(run))))
+            line = json.dumps(checksum.add_checksum(kept(asdict(run))))
             file.write(("" if whole else "\n").encode() + line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -139,7 +139,7 @@ class Store:
     def write(self, content: dict[str, Any], runs: Iterable[Run]) -> None:
         """The results, whole or not at all, a line a run."""
         rows = [kept(asdict(run)) for run in runs]
-        digest = checksum.packed({**kept(content), "runs": rows})[checksum.KEY]
+        digest = checksum.add_checksum({**kept(content), "runs": rows})[checksum.KEY]
         head = json.dumps({**kept(content), checksum.KEY: digest}, indent=1)[:-2]
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         self.results.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ class Store:
             return None
         try:
             written = checksum.parse_json(self.results.read_bytes())
-            content = _unpacked(checksum.unpacked(written) if checksum.KEY in written else written)
+            content = _unpacked(checksum.verify_checksum(written) if checksum.KEY in written else written)
             content["runs"] = Results(Run(**run) for run in content["runs"])
             missing = [name for name in _NEEDED if name not in content]
             if missing:

@@ -52,7 +52,7 @@ class WholeFiles(CheckpointIO):
     """Lightning's reading and writing of checkpoints, in one piece, with a checksum."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        write(Path(path), checksum.archive(checkpoint))
+        write(Path(path), checksum.to_archive(checkpoint))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint: dict[str, Any] = checksum.read_archive(Path(path))

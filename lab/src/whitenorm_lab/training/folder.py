@@ -64,7 +64,7 @@ class RunFolder:
     def claim(self, config: RunConfig, description: dict[str, Any], given: Sequence[str]) -> None:
         """Take the folder for a configuration, its data's description, and what was handed to ``fit`` beside it."""
         content = {**config.to_dict(), "described": description, "given": list(given)}
-        write(self._config, (json.dumps(checksum.packed(content), indent=2) + "\n").encode())
+        write(self._config, (json.dumps(checksum.add_checksum(content), indent=2) + "\n").encode())
 
     def mend(self, fits: Callable[[dict[str, Any]], object]) -> tuple[Path | None, list[str]]:
         """Where to go on from, if anywhere; what is damaged is renamed, with a line that says so for each."""
@@ -114,12 +114,12 @@ class RunFolder:
 
     def finish(self, outcome: Outcome, model: nn.Module) -> None:
         """Write the weights, and then the outcome, which says that the run is done."""
-        write(self._weights, checksum.archive(model.state_dict()))
-        write(self._outcome, (json.dumps(checksum.packed(outcome.to_dict()), indent=2) + "\n").encode())
+        write(self._weights, checksum.to_archive(model.state_dict()))
+        write(self._outcome, (json.dumps(checksum.add_checksum(outcome.to_dict()), indent=2) + "\n").encode())
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return checksum.unpacked(checksum.parse_json(file.read_bytes()))
+    return checksum.verify_checksum(checksum.parse_json(file.read_bytes()))
 
 
 def _read(file: Path, read: Callable[[Path], Any], made: Callable[[Any], _T]) -> _T:
