@@ -87,13 +87,14 @@ def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch)
     """Large inputs are taken in blocks; here the blocks are small: a part of a sample, one, or two and a rest."""
     monkeypatch.setattr(passes, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(passes, "BUFFER_BYTES", 2**17 if block_bytes == 3000 else 1)
-    # With means within a few deviations of zero, and an input worth asking, the mean is folded.
+    # With means within a few deviations of zero, and an input that is large enough, the mean is folded.
     monkeypatch.setattr(passes, "FOLDING_BYTES", 2**19 if block_bytes == 3000 else 1)
     layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
     x = layout(make_input(shape))
     with torch.no_grad():
-        cut = passes.cut(channel_groups(x, 4, pooled=True).split(x).flatten(3), passes.Buffers())
-    assert len(cut) > 1 or block_bytes > x.nbytes
+        rows = channel_groups(x, 4, pooled=True).split(x).flatten(3)
+        blocks = passes.Workspace(rows).blocks(rows)
+    assert len(blocks) > 1 or block_bytes > x.nbytes
     compare(layer, x, torch.float64)
 
 

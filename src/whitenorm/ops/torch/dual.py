@@ -15,9 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import compute_dtype
-from whitenorm.ops.torch.passes import Buffers, Term, as_rows, cut, outer, sum_maps
-from whitenorm.ops.torch.scaled import differentiate_map, scale_of
+from whitenorm.ops.torch.passes import Term, Workspace, flatten_features, sum_maps, sum_outer
+from whitenorm.ops.torch.scaled import differentiate_map, make_scale
 from whitenorm.ops.types import (
     AffineGrad,
     MapGradients,
@@ -34,15 +33,14 @@ def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
     """Compute covariances of x centred over the features; the means, whose subtraction is in the matrix, are zero."""
     assert sample
     assert not batch
-    x, buffers = as_rows(x), Buffers()
-    num_values, dtype = x.shape[2], compute_dtype(x.dtype)
+    x = flatten_features(x)
+    workspace, num_values = Workspace(x), x.shape[2]
     covs = []
-    for block in cut(x, buffers, cut_positions=False):
-        part = block.of(x)
-        centred = torch.sub(
-            part, part.mean(-2, keepdim=True, dtype=dtype), out=buffers.get("centred", part, dtype, padded=True)
-        )
-        covs.append(outer(centred, centred, pooled=False))
+    for block in workspace.blocks(x, split_positions=False):
+        x_block = block.take(x)
+        mean = x_block.mean(-2, keepdim=True, dtype=workspace.dtype)
+        centred = torch.sub(x_block, mean, out=workspace.buffer("centred", x_block, padded=True))
+        covs.append(sum_outer(centred, centred, pooled=False))
     cov = torch.cat(covs).div_(num_values)
     return Statistics(Moments(cov.new_zeros(cov.shape[:3]), cov, num_values), None)
 
@@ -55,7 +53,7 @@ def apply(
     bias: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
-    return sum_maps([Term(_centre_rows(whitening), x, _shift(x))], None, scale_of(weight, bias), out)
+    return sum_maps([Term(_centre_rows(whitening), x, _shift(x))], None, make_scale(weight, bias), out)
 
 
 def map_gradients(
@@ -92,13 +90,13 @@ def input_gradient(
 ) -> Tensor:
     assert sample is not None
     through = Term(sample.matrix * (2 / sample.num_values), x, _shift(x))
-    first = Term(_centre_rows(whitening).mT, grad, scale=scale_of(weight, None))
+    first = Term(_centre_rows(whitening).mT, grad, scale=make_scale(weight, None))
     return sum_maps([first, through], None, None, out)
 
 
 def _shift(x: Tensor) -> Tensor:
     """Return the first feature of every value; without it, the product does not have to cancel a large mean."""
-    return as_rows(x)[..., :1, :]
+    return flatten_features(x)[..., :1, :]
 
 
 def _centre_rows(matrix: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The four steps that read x: moments, apply, map_gradients and input_gradient, in torch operations for every device.
 
-On a CPU, large inputs are cut into blocks that stay in the cache while several operations pass over them, and half
+On a CPU, large inputs are processed in blocks that stay in the cache while several operations pass over them, and half
 precision becomes float32 one block at a time. Where ``out`` is None, results are computed by plain operations, which
 autograd, compilers and transforms can record.
 """
@@ -18,15 +18,15 @@ from whitenorm.ops.types import AffineGrad, MapGradients, Moments, Statistics
 if TYPE_CHECKING:
     from whitenorm.ops.torch.scaled import Scale
 
-# About the second-level caches of two cores: large enough to hide the cost of calls, and small enough to stay, with a
-# copy, in the cache behind them.
+# About the second-level caches of two cores: large enough to hide the cost of calls, and small enough that a block and
+# a copy of it fit the third-level cache.
 BLOCK_BYTES = 2**22
-# Smaller intermediate results are allocated anew: it takes less time than looking for a buffer.
+# Smaller intermediate results are newly allocated, which takes less time than finding a buffer.
 BUFFER_BYTES = 2**17
-# The mean, in deviations after whitening, up to which it is folded into the offset of a map.
-FAR = 8
-# Of smaller inputs, the mean is always subtracted: it takes less time than to ask whether it is far.
+# Smaller inputs are always centred, which takes less time than finding out whether they need to be.
 FOLDING_BYTES = 2**19
+# A mean of up to this many deviations after whitening is folded into the offset of a map.
+FOLDING_DEVIATIONS = 8
 
 
 def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
@@ -46,10 +46,10 @@ def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
         >>> moments(torch.randn(4, 2, 3, 1, 25), sample=False, batch=True).batch.num_values
         100
     """
-    x = as_rows(x)
+    rows = flatten_features(x)
     if not sample:
-        return Statistics(None, _batch_moments(x))
-    per_sample = sample_moments(x)
+        return Statistics(None, _batch_moments(rows))
+    per_sample = _sample_moments(rows)
     if not batch:
         return Statistics(per_sample, None)
     mean, cov = _pool(per_sample.mean, per_sample.cov.mean(0, keepdim=True))
@@ -57,52 +57,49 @@ def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
     return Statistics(per_sample, Moments(mean, cov, per_sample.num_values * per_sample.mean.shape[0]))
 
 
-def sample_moments(x: Tensor) -> Moments:
+def _sample_moments(x: Tensor) -> Moments:
     """Compute the moments of each sample of ``x[N, G, K, L]``."""
-    buffers, num_values, dtype = Buffers(), x.shape[3], compute_dtype(x.dtype)
+    workspace, num_values = Workspace(x), x.shape[3]
     means, covs = [], []
-    for block in cut(x, buffers, cut_positions=False):
-        part = block.of(x)
-        mean = part.mean(-1, keepdim=True, dtype=dtype)
-        centred = torch.sub(part, mean, out=buffers.get("centred", part, dtype, padded=True))
-        means.append(mean.squeeze(-1))
+    for block in workspace.blocks(x, split_positions=False):
+        mean, centred = workspace.centre(block.take(x))
+        means.append(mean)
         covs.append(centred @ centred.mT)
     return Moments(_concatenate(means), _concatenate(covs).div_(num_values), num_values)
 
 
 def _batch_moments(x: Tensor) -> Moments:
     """Compute the moments of all samples of ``x[N, G, K, L]`` together."""
-    buffers, dtype = Buffers(), compute_dtype(x.dtype)
-    parts = _cut_run(x, buffers)
-    blocks = cut(parts, buffers, cut_positions=False)
+    workspace = Workspace(x)
+    parts = _split_long_rows(x, workspace)
+    blocks = workspace.blocks(parts, split_positions=False)
     num_values = parts.shape[0] * parts.shape[3]
     if len(blocks) == 1:
-        mean = parts.mean((0, 3), keepdim=True, dtype=dtype)
-        centred = torch.sub(parts, mean, out=buffers.get("centred", parts, dtype))
-        return Moments(mean.squeeze(-1), outer(centred, centred, pooled=True) / num_values, num_values)
-    means, totals = [], []
+        mean = parts.mean((0, 3), keepdim=True, dtype=workspace.dtype)
+        centred = torch.sub(parts, mean, out=workspace.buffer("centred", parts))
+        return Moments(mean.squeeze(-1), sum_outer(centred, centred, pooled=True) / num_values, num_values)
+    means, sums = [], []
     for block in blocks:
-        part = block.of(parts)
-        mean = part.mean(-1, keepdim=True, dtype=dtype)
-        centred = torch.sub(part, mean, out=buffers.get("centred", part, dtype, padded=True))
-        means.append(mean.squeeze(-1))
-        totals.append(outer(centred, centred, pooled=True))
-    mean, cov = _pool(torch.cat(means), torch.stack(totals).sum(0) / num_values)
+        mean, centred = workspace.centre(block.take(parts))
+        means.append(mean)
+        sums.append(sum_outer(centred, centred, pooled=True))
+    mean, cov = _pool(torch.cat(means), torch.stack(sums).sum(0) / num_values)
     return Moments(mean, cov, num_values)
 
 
 def _pool(means: Tensor, within: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and covariance of equally large parts together: within the parts, and between their means."""
+    """Return mean and covariance of equally large parts together, from the covariance within and between the parts."""
     mean = means.mean(0, keepdim=True)
-    between = (means - mean).permute(1, 2, 0)  # G, K, B
+    between = (means - mean).permute(1, 2, 0)  # G, K, N
     return mean, within + between @ between.mT / means.shape[0]
 
 
-def _cut_run(x: Tensor, buffers: Buffers) -> Tensor:
-    """Cut one long run of rows ``(1, G, K, L)`` into equal parts of about a block's size, if its length allows."""
-    if x.shape[0] > 1 or not buffers.in_place or x.nbytes <= BLOCK_BYTES // 2:
+def _split_long_rows(x: Tensor, workspace: Workspace) -> Tensor:
+    """Split the rows of a single sample ``(1, G, K, L)`` into equal parts of about a block's size, where L allows."""
+    if x.shape[0] > 1 or not workspace.in_place or x.nbytes <= BLOCK_BYTES // 2:
         return x
-    count = next(count for count in range(len(cut(x, buffers)), 0, -1) if x.shape[3] % count == 0)
+    most = len(workspace.blocks(x))
+    count = next(count for count in range(most, 0, -1) if x.shape[3] % count == 0)
     return x.squeeze(0).unflatten(-1, (count, -1)).movedim(-2, 0) if count > 1 else x
 
 
@@ -124,30 +121,31 @@ def apply(
     """
     matrix = whitening if weight is None else weight * whitening
     offset, shift = None if bias is None else bias.unsqueeze(0), None
-    if mean is not None and is_far(x, whitening, mean):
+    if mean is not None and needs_centring(x, whitening, mean):
         shift = mean.unsqueeze(-1)
     elif mean is not None:
-        folded = matrix @ mean.unsqueeze(-1)
-        offset = -folded if offset is None else offset - folded
+        mapped_mean = matrix @ mean.unsqueeze(-1)
+        offset = -mapped_mean if offset is None else offset - mapped_mean
     return sum_maps([Term(matrix, x, shift)], offset, None, out)
 
 
 def map_gradients(
     grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> MapGradients:
-    """Sum grad·(x - μ)ᵀ and grad over positions and, for one matrix of all samples, over these."""
-    far = is_far(x, whitening, mean)
-    shift = mean.unsqueeze(-1) if far else None
-    grad, x, buffers, pooled = as_rows(grad), as_rows(x), Buffers(), whitening.shape[0] == 1
+    """Sum grad·(x - μ)ᵀ and grad over positions and, where all samples share a matrix, over samples."""
+    centre = needs_centring(x, whitening, mean)
+    shift = mean.unsqueeze(-1) if centre else None
+    grad, x, pooled = flatten_features(grad), flatten_features(x), whitening.shape[0] == 1
+    workspace = Workspace(x)
     matrices, offsets = [], []
-    for block in cut(x, buffers):
-        part = as_batch(block.of(grad), buffers, "grad")
-        matrices.append(outer(part, load(x, block, buffers, "centred", shift), pooled))
-        offsets.append(part.sum((0, 3)).unsqueeze(0) if pooled else part.sum(3))
+    for block in workspace.blocks(x):
+        grad_block = workspace.as_batched(block.take(grad), "grad")
+        matrices.append(sum_outer(grad_block, workspace.load(block, x, "centred", shift), pooled))
+        offsets.append(grad_block.sum((0, 3)).unsqueeze(0) if pooled else grad_block.sum(3))
     if pooled and len(matrices) > 1:
         matrices, offsets = [torch.stack(matrices).sum(0)], [torch.stack(offsets).sum(0)]
     matrix, offset = _concatenate(matrices), _concatenate(offsets)
-    return MapGradients(matrix if far else matrix - offset.unsqueeze(-1) * mean.unsqueeze(-2), offset)
+    return MapGradients(matrix if centre else matrix - offset.unsqueeze(-1) * mean.unsqueeze(-2), offset)
 
 
 def input_gradient(
@@ -160,56 +158,56 @@ def input_gradient(
     out: Tensor | None,
 ) -> Tensor:
     """Compute (γ·W)ᵀ @ grad plus the gradients that reach x through the statistics."""
-    first = Term((whitening if weight is None else weight * whitening).mT, grad)
-    return add_affine_grads(first, x, whitening, sample, batch, out)
+    direct = Term((whitening if weight is None else weight * whitening).mT, grad)
+    return add_affine_grads(direct, x, whitening, sample, batch, out)
 
 
 def add_affine_grads(
-    first: Term,
+    direct: Term,
     x: Tensor,
     whitening: Tensor,
     sample: AffineGrad | None,
     batch: AffineGrad | None,
     out: Tensor | None,
 ) -> Tensor:
-    """Compute a term plus the gradients that reach x through the statistics."""
+    """Compute the direct gradient, a term, plus the gradients that reach x through the statistics."""
     if sample is None and batch is None:
-        return sum_maps([first], None, None, out)
-    matrix, offset, mean = _join(sample, batch)
+        return sum_maps([direct], None, None, out)
+    matrix, offset, mean = _combine_affine_grads(sample, batch)
     shift = None
-    if is_far(x, whitening, mean):
+    if needs_centring(x, whitening, mean):
         shift = mean.unsqueeze(-1)
     else:
         offset = offset - matrix @ mean.unsqueeze(-1)
-    return sum_maps([first, Term(matrix, x, shift)], offset, None, out)
+    return sum_maps([direct, Term(matrix, x, shift)], offset, None, out)
 
 
-def _join(sample: AffineGrad | None, batch: AffineGrad | None) -> tuple[Tensor, Tensor, Tensor]:
+def _combine_affine_grads(sample: AffineGrad | None, batch: AffineGrad | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return matrix, offset ``(B, G, K, 1)`` and mean of one map ``matrix @ (x - mean) + offset``.
 
-    Both together are a map about the samples' own means, where x is smallest, however far from them the batch's mean
-    is.
+    Where both are given, the mean is that of each sample, because x - mean is smallest there, however far away the
+    batch's mean is.
     """
     first = batch if sample is None else sample
     assert first is not None
     matrix, offset = first.matrix * (2 / first.num_values), first.offset.unsqueeze(-1) / first.num_values
     if sample is None or batch is None:
         return matrix, offset, first.mean
-    shared = batch.matrix * (2 / batch.num_values)
-    # Not shared @ vectors, which would copy the matrices for each sample.
-    moved = ((sample.mean - batch.mean).transpose(0, 1) @ shared[0].mT).transpose(0, 1)
-    return matrix + shared, offset + (batch.offset / batch.num_values + moved).unsqueeze(-1), sample.mean
+    batch_matrix = batch.matrix * (2 / batch.num_values)
+    # Not batch_matrix @ vectors, which would copy the matrices for each sample.
+    moved = ((sample.mean - batch.mean).transpose(0, 1) @ batch_matrix[0].mT).transpose(0, 1)
+    return matrix + batch_matrix, offset + (batch.offset / batch.num_values + moved).unsqueeze(-1), sample.mean
 
 
-def is_far(x: Tensor, whitening: Tensor, mean: Tensor) -> bool:
-    """Return whether x must be centred before a product, instead of folding the mean into what is added after it.
+def needs_centring(x: Tensor, whitening: Tensor, mean: Tensor) -> bool:
+    """Return whether the mean must be subtracted from x, rather than folded into the offset that is added afterwards.
 
     Folding saves a pass over x, but a mean of r deviations after whitening costs the product a factor of r in accuracy.
-    The answer depends on values, so that only a CPU is asked, where nothing waits for it; others always centre.
+    The answer depends on values. Reading them would stall a GPU, so that other devices than CPUs always centre.
     """
     if torch.is_grad_enabled() or not may_read_values(mean) or x.nbytes < FOLDING_BYTES:
         return True
-    return bool((whitening @ mean.unsqueeze(-1)).abs().max() > FAR)
+    return bool((whitening @ mean.unsqueeze(-1)).abs().max() > FOLDING_DEVIATIONS)
 
 
 class Term(NamedTuple):
@@ -222,41 +220,42 @@ class Term(NamedTuple):
 
 
 def sum_maps(terms: list[Term], offset: Tensor | None, scale: Scale | None, out: Tensor | None) -> Tensor:
-    """Compute the sum of the terms and the offset ``(B, G, K, 1)``, then γ·y + β with a scale.
+    """Compute the sum of one or two terms and the offset ``(B, G, K, 1)``, then γ·y + β with a scale.
 
     The result has the shape ``[N, G, K, J, P]`` of the terms' x, and is written to ``out`` if that is given.
     """
-    shape, buffers = terms[0].x.shape, Buffers()
-    rows = [as_rows(term.x) for term in terms]
-    cut_positions = scale is None and terms[0].scale is None
+    shape = terms[0].x.shape
+    rows = [flatten_features(term.x) for term in terms]
+    workspace = Workspace(rows[0])
     if out is None:
         products = [
-            term.matrix @ load(x, WHOLE, buffers, "term", term.shift, term.scale)
+            term.matrix @ workspace.load(WHOLE, x, "term", term.shift, term.scale)
             for term, x in zip(terms, rows, strict=True)
         ]
         y = products[0] if len(products) == 1 else products[0] + products[1]
         y = y if offset is None else y + offset
         return (y if scale is None else scale.apply(y)).reshape(shape)
-    result = as_rows(out)
-    for block in cut(rows[-1], buffers, cut_positions):
-        part = block.of(result)
-        product = buffers.for_output(part)
-        shift = None if offset is None else block.select(offset)
-        start = shift if scale is None else None
+    out_rows = flatten_features(out)
+    has_scale = scale is not None or terms[0].scale is not None
+    for block in workspace.blocks(rows[-1], split_positions=not has_scale):
+        out_block = block.take(out_rows)
+        total = workspace.output_buffer(out_block)
+        block_offset = None if offset is None else block.take_samples(offset)
+        start = block_offset if scale is None else None
         for term, x in zip(terms, rows, strict=True):
-            values = load(x, block, buffers, "term", term.shift, term.scale)
-            multiply(block.select(term.matrix), values, product, start)
-            start = product
+            x_block = workspace.load(block, x, "term", term.shift, term.scale)
+            multiply_into(total, block.take_samples(term.matrix), x_block, start)
+            start = total
         if scale is not None:
-            scale.apply_(product, shift)
-        if product is not part:
-            part.copy_(product)
+            scale.apply_(total, block_offset)
+        if total is not out_block:
+            out_block.copy_(total)
     return out
 
 
-def multiply(matrix: Tensor, x: Tensor, out: Tensor, start: Tensor | None = None) -> None:
-    """Compute out ← matrix @ x + start; the start may be out itself."""
-    if not (is_batch(x) and is_batch(out)):
+def multiply_into(out: Tensor, matrix: Tensor, x: Tensor, start: Tensor | None = None) -> None:
+    """Compute out ← matrix @ x + start, where the start may be out itself."""
+    if not (is_batched(x) and is_batched(out)):
         product = matrix @ x
         out.copy_(product if start is None else product + start)
         return
@@ -272,80 +271,103 @@ def multiply(matrix: Tensor, x: Tensor, out: Tensor, start: Tensor | None = None
         torch.baddbmm(first, matrices, x, out=result)
 
 
-def outer(a: Tensor, b: Tensor, pooled: bool) -> Tensor:
+def sum_outer(a: Tensor, b: Tensor, pooled: bool) -> Tensor:
     """Return the sum of a·bᵀ over positions and, if ``pooled``, over samples: ``(N or 1, G, K, K)``."""
     product = a @ b.mT
     return product.sum(0, keepdim=True) if pooled and product.shape[0] != 1 else product
 
 
 class Block(NamedTuple):
-    """A range of samples and a range of positions; None stands for all."""
+    """A range of samples and a range of positions of ``x[N, G, K, L]``; None means all."""
 
     samples: slice | None = None
     positions: slice | None = None
 
-    def of(self, x: Tensor) -> Tensor:
+    def take(self, x: Tensor) -> Tensor:
         """Return the block of ``x[N, G, K, L]``."""
         x = x if self.samples is None else x[self.samples]
         return x if self.positions is None else x[..., self.positions]
 
-    def select(self, statistic: Tensor) -> Tensor:
-        """Return the entries of a statistic ``(N or 1, ...)`` that belong to the block's samples."""
+    def take_samples(self, statistic: Tensor) -> Tensor:
+        """Return the entries of a statistic ``(N or 1, ...)`` for the samples of the block."""
         return statistic if self.samples is None or statistic.shape[0] == 1 else statistic[self.samples]
 
 
 WHOLE = Block()
 
 
-def cut(x: Tensor, buffers: Buffers, cut_positions: bool = True) -> list[Block]:
-    """Cut ``x[N, G, K, L]`` into blocks of whole samples; a single sample is cut along its positions, if allowed."""
-    n, _, _, positions = x.shape
-    size = x.numel() * compute_dtype(x.dtype).itemsize
-    if not buffers.in_place or x.device.type != "cpu" or size <= BLOCK_BYTES:
-        return [WHOLE]
-    if n == 1:
-        step = max(1, positions * BLOCK_BYTES // size) if cut_positions else positions
-        return [Block(positions=slice(start, start + step)) for start in range(0, positions, step)]
-    step = max(1, n * BLOCK_BYTES // size)
-    return [Block(slice(start, start + step)) for start in range(0, n, step)]
+class Workspace:
+    """What a pass over x computes with: its dtype, its blocks, and memory that each block uses again.
 
-
-class Buffers:
-    """Memory for the intermediate results of a block, used again for the next block.
-
-    On a CPU, fresh memory costs more than the arithmetic on a block.
+    On a CPU, fresh memory costs more than the arithmetic on a block. Buffers are found by a name, one per intermediate
+    result of a pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, x: Tensor) -> None:
+        self.dtype = compute_dtype(x.dtype)
         self.in_place = may_write_in_place()
         self._buffers: dict[str, Tensor] = {}
 
-    def get(self, name: str, like: Tensor, dtype: torch.dtype, padded: bool = False) -> Tensor | None:
+    def blocks(self, x: Tensor, split_positions: bool = True) -> list[Block]:
+        """Return blocks of whole samples of ``x[N, G, K, L]``; a single sample is split along positions, if allowed."""
+        n, _, _, positions = x.shape
+        size = x.numel() * self.dtype.itemsize
+        if not self.in_place or x.device.type != "cpu" or size <= BLOCK_BYTES:
+            return [WHOLE]
+        if n == 1:
+            step = max(1, positions * BLOCK_BYTES // size) if split_positions else positions
+            return [Block(positions=slice(start, start + step)) for start in range(0, positions, step)]
+        step = max(1, n * BLOCK_BYTES // size)
+        return [Block(slice(start, start + step)) for start in range(0, n, step)]
+
+    def buffer(self, name: str, like: Tensor, padded: bool = False) -> Tensor | None:
         """Return a tensor of the shape of ``like`` to pass as ``out``, or None where a new result is as good.
 
-        Padded rows are never a large power of two apart: such rows share few places in a cache, which slows down
-        products that read them. Batched products cannot be written there directly.
+        Padded rows are never a multiple of 1024 bytes apart: such rows share few places in a cache, which slows down
+        products that read them. Batched products cannot be written to padded rows directly.
         """
         if not self.in_place or like.device.type != "cpu" or like.nbytes < BUFFER_BYTES:
             return None
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != like.shape or buffer.dtype != dtype:
-            self._buffers[name] = buffer = _empty_matrices(like, dtype, padded)
+        if buffer is None or buffer.shape != like.shape:
+            self._buffers[name] = buffer = _empty_matrices(like, self.dtype, padded)
         return buffer
 
-    def for_output(self, out: Tensor) -> Tensor:
-        """Return where to write products meant for ``out``: there, or elsewhere if its layout or dtype does not fit."""
-        dtype = compute_dtype(out.dtype)
-        if out.dtype == dtype and is_batch(out):
+    def output_buffer(self, out: Tensor) -> Tensor:
+        """Return ``out``, or a buffer to write products to if the strides or dtype of ``out`` do not fit."""
+        if out.dtype == self.dtype and is_batched(out):
             return out
-        buffer = self.get("output", out, dtype)
+        buffer = self.buffer("output", out)
         if buffer is not None:
             return buffer
-        return out if out.dtype == dtype else torch.empty_like(out, dtype=dtype)
+        return out if out.dtype == self.dtype else torch.empty_like(out, dtype=self.dtype)
+
+    def load(
+        self, block: Block, x: Tensor, name: str, shift: Tensor | None = None, scale: Scale | None = None
+    ) -> Tensor:
+        """Return a block of x, minus a shift or times γ if given, as the right side of a batched product."""
+        x_block = block.take(x)
+        if shift is not None:
+            # A shift of one column is the same at all positions.
+            shift = block.take(shift) if shift.shape[-1] > 1 else block.take_samples(shift)
+            return torch.sub(x_block, shift.to(self.dtype), out=self.buffer(name, x_block, padded=True))
+        return self.as_batched(x_block if scale is None else scale.multiply(x_block, self), name)
+
+    def as_batched(self, x: Tensor, name: str) -> Tensor:
+        """Return x in the dtype of computation, copied if its samples and groups are not one batch of matrices."""
+        if x.dtype == self.dtype and (not self.in_place or is_batched(x)):
+            return x
+        buffer = self.buffer(name, x, padded=name == "term")
+        return x.to(self.dtype) if buffer is None else buffer.copy_(x)
+
+    def centre(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of each row of ``x[N, G, K, L]`` as ``(N, G, K)``, and x minus it."""
+        mean = x.mean(-1, keepdim=True, dtype=self.dtype)
+        return mean.squeeze(-1), torch.sub(x, mean, out=self.buffer("centred", x, padded=True))
 
 
 def _empty_matrices(like: Tensor, dtype: torch.dtype, padded: bool) -> Tensor:
-    """Return an empty batch of matrices, in rows or columns as ``like``."""
+    """Return an empty batch of matrices, row-major or column-major as ``like``."""
     if like.stride(-2) == 1 and like.stride(-1) != 1:
         return like.mT.new_empty(like.mT.shape, dtype=dtype).mT
     length = like.shape[-1]
@@ -353,35 +375,13 @@ def _empty_matrices(like: Tensor, dtype: torch.dtype, padded: bool) -> Tensor:
     return like.new_empty(*like.shape[:-1], length + padding, dtype=dtype)[..., :length]
 
 
-def load(
-    x: Tensor, block: Block, buffers: Buffers, name: str, shift: Tensor | None = None, scale: Scale | None = None
-) -> Tensor:
-    """Return a block of ``x[N, G, K, L]`` in the dtype of computation: x - shift, γ·x with a scale, or x itself."""
-    part = block.of(x)
-    if shift is not None:
-        dtype = compute_dtype(x.dtype)
-        # A shift of one column belongs to all positions.
-        shift = block.of(shift) if shift.shape[-1] > 1 else block.select(shift)
-        return torch.sub(part, shift.to(dtype), out=buffers.get(name, part, dtype, padded=True))
-    return as_batch(part if scale is None else scale.multiply(part, buffers), buffers, name)
-
-
-def as_batch(x: Tensor, buffers: Buffers, name: str) -> Tensor:
-    """Return x in the dtype of computation, copied if its samples and groups are not one batch of matrices."""
-    dtype = compute_dtype(x.dtype)
-    if x.dtype == dtype and (not buffers.in_place or is_batch(x)):
-        return x
-    buffer = buffers.get(name, x, dtype, padded=name == "term")
-    return x.to(dtype) if buffer is None else buffer.copy_(x)
-
-
-def as_rows(x: Tensor) -> Tensor:
+def flatten_features(x: Tensor) -> Tensor:
     """Return ``x[N, G, K, J, P]`` as ``[N, G, K, L]``: one row per feature."""
     return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
 
 
-def is_batch(x: Tensor) -> bool:
-    """Return whether samples and groups are one batch dimension without a copy."""
+def is_batched(x: Tensor) -> bool:
+    """Return whether samples and groups can be viewed as one batch dimension."""
     return x.shape[0] == 1 or x.shape[1] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 

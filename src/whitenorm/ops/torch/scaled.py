@@ -7,19 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import compute_dtype
 from whitenorm.ops.torch.passes import (
-    Buffers,
     Term,
+    Workspace,
     add_affine_grads,
-    as_batch,
-    as_rows,
-    cut,
-    is_far,
-    load,
-    multiply,
-    outer,
+    flatten_features,
+    multiply_into,
+    needs_centring,
     sum_maps,
+    sum_outer,
 )
 from whitenorm.ops.types import AffineGrad, MapGradients
 
@@ -56,19 +52,18 @@ class Scale(NamedTuple):
         if shift is not None:
             split.add_(shift)
 
-    def multiply(self, grad: Tensor, buffers: Buffers) -> Tensor:
+    def multiply(self, grad: Tensor, workspace: Workspace) -> Tensor:
         """Return γ·grad in the dtype of computation."""
-        dtype = compute_dtype(grad.dtype)
         if self.weight is None:
-            return grad.to(dtype)
-        out = buffers.get("scaled", grad, dtype)
+            return grad.to(workspace.dtype)
+        out = workspace.buffer("scaled", grad)
         if out is None:
             return (self.split(grad) * self.weight).reshape(grad.shape)
         torch.mul(self.split(grad), self.weight, out=self.split(out))
         return out
 
 
-def scale_of(weight: Tensor | None, bias: Tensor | None) -> Scale | None:
+def make_scale(weight: Tensor | None, bias: Tensor | None) -> Scale | None:
     """Return γ and β ``(1, K, J)`` as a scale, or None if both are None."""
     if weight is None and bias is None:
         return None
@@ -84,17 +79,17 @@ def apply(
     out: Tensor | None,
 ) -> Tensor:
     offset = shift = None
-    if mean is not None and is_far(x, whitening, mean):
+    if mean is not None and needs_centring(x, whitening, mean):
         shift = mean.unsqueeze(-1)
     elif mean is not None:
         offset = -(whitening @ mean.unsqueeze(-1))
-    return sum_maps([Term(whitening, x, shift)], offset, scale_of(weight, bias), out)
+    return sum_maps([Term(whitening, x, shift)], offset, make_scale(weight, bias), out)
 
 
 def map_gradients(
     grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> MapGradients:
-    if is_far(x, whitening, mean):
+    if needs_centring(x, whitening, mean):
         return differentiate_map(grad, x, whitening, mean.unsqueeze(-1), None, weight, bias)
     return differentiate_map(grad, x, whitening, None, mean, weight, bias)
 
@@ -109,26 +104,27 @@ def differentiate_map(
     bias: Tensor | None,
 ) -> MapGradients:
     """Return the gradients of γ·W(x - shift) + β, or of γ·(W·x - W·mean) + β where a mean is folded into the map."""
-    grad, x, buffers, scale = as_rows(grad), as_rows(x), Buffers(), scale_of(weight, bias)
+    grad, x, scale = flatten_features(grad), flatten_features(x), make_scale(weight, bias)
+    workspace = Workspace(x)
     matrices, offsets, weights, biases = [], [], [], []
-    for block in cut(x, buffers, cut_positions=False):
-        centred = load(x, block, buffers, "term", shift)
-        part, matrix = as_batch(block.of(grad), buffers, "grad"), block.select(whitening)
+    for block in workspace.blocks(x, split_positions=False):
+        centred, matrix = workspace.load(block, x, "term", shift), block.take_samples(whitening)
+        grad_block = workspace.as_batched(block.take(grad), "grad")
         if scale is None:
-            matrices.append(outer(part, centred, pooled=False))
-            offsets.append(part.sum(-1))
+            matrices.append(sum_outer(grad_block, centred, pooled=False))
+            offsets.append(grad_block.sum(-1))
             continue
-        sums = _sum_channels(part, scale)
+        sums = _sum_channels(grad_block, scale)
         biases.append(sums.sum((0, 1)))
         if scale.weight is None:
-            matrices.append(outer(part, centred, pooled=False))
+            matrices.append(sum_outer(grad_block, centred, pooled=False))
             offsets.append(sums.sum(-1))
             continue
-        grad_matrix, products = _scaled_products(part, centred, matrix, scale, buffers)
+        grad_matrix, products = _multiply_scaled(grad_block, centred, matrix, scale, workspace)
         matrices.append(grad_matrix)
         offsets.append((sums * scale.weight.squeeze(-1)).sum(-1))
         if mean is not None:
-            products = products - sums * (matrix @ block.select(mean).unsqueeze(-1))
+            products = products - sums * (matrix @ block.take_samples(mean).unsqueeze(-1))
         weights.append(products.sum((0, 1)))
     matrix, offset = torch.cat(matrices), torch.cat(offsets)
     return MapGradients(
@@ -148,7 +144,7 @@ def input_gradient(
     batch: AffineGrad | None,
     out: Tensor | None,
 ) -> Tensor:
-    return add_affine_grads(Term(whitening.mT, grad, scale=scale_of(weight, None)), x, whitening, sample, batch, out)
+    return add_affine_grads(Term(whitening.mT, grad, scale=make_scale(weight, None)), x, whitening, sample, batch, out)
 
 
 def _sum_channels(values: Tensor, scale: Scale) -> Tensor:
@@ -157,8 +153,8 @@ def _sum_channels(values: Tensor, scale: Scale) -> Tensor:
     return split.squeeze(-1) if split.shape[-1] == 1 else split.sum(-1)
 
 
-def _scaled_products(
-    grad: Tensor, x: Tensor, whitening: Tensor, scale: Scale, buffers: Buffers
+def _multiply_scaled(
+    grad: Tensor, x: Tensor, whitening: Tensor, scale: Scale, workspace: Workspace
 ) -> tuple[Tensor, Tensor]:
     """Return (γ·grad)·xᵀ as ``(N, 1, K, K)``, and grad times W·x summed over each channel as ``(N, 1, K, J)``.
 
@@ -167,15 +163,15 @@ def _scaled_products(
     """
     assert scale.weight is not None
     if scale.split(x).shape[-1] < 2 * x.shape[2]:
-        out = buffers.get("product", x, x.dtype)
+        out = workspace.buffer("product", x)
         if out is None:
             product = whitening @ x
         else:
-            multiply(whitening, x, out)
+            multiply_into(out, whitening, x)
             product = out
         product = torch.mul(product, grad, out=out)
-        return outer(scale.multiply(grad, buffers), x, pooled=False), _sum_channels(product, scale)
+        return sum_outer(scale.multiply(grad, workspace), x, pooled=False), _sum_channels(product, scale)
     channels = zip(scale.split(grad).unbind(3), scale.split(x).unbind(3), strict=True)
-    matrices = torch.stack([outer(g, values, pooled=False) for g, values in channels], 2)  # N, 1, J, K, K
+    matrices = torch.stack([sum_outer(g, values, pooled=False) for g, values in channels], 2)  # N, 1, J, K, K
     products = (matrices * whitening.unsqueeze(2)).sum(-1).mT
     return (matrices * scale.weight.transpose(0, 1)).sum(2), products
