@@ -44,7 +44,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
     batches = cycle(TrainBatches(split, BATCH, 0, True, lambda: 0))
     dataset = Dataset("random", split, Split(images[:0], split.labels[:0]), 10)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
-    fixed = task.on_device(next(batches))
+    fixed = task.prepare_batch(next(batches))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
 
     seconds: list[float] = []
     runs: dict[str, Callable[[], object]] = {
-        "batch": lambda: task.on_device(next(batches)),
+        "batch": lambda: task.prepare_batch(next(batches)),
         "step": step,
         "loop": lambda: seconds.append(fit(config, dataset=dataset).seconds / _LOOP_STEPS),
     }

@@ -1,4 +1,4 @@
-"""Training runs as models for ``whitenorm inspect``: the entry point ``whitenorm.runs``."""
+"""Training runs as models for ``whitenorm inspect``; registered as the entry point ``whitenorm.runs``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whitenorm_lab import tasks, training
 from whitenorm_lab.training.folder import RunFolder
-from whitenorm_lab.training.task import placed
+from whitenorm_lab.training.task import move_inputs
 
 
 def is_run(folder: Path) -> bool:
@@ -25,31 +25,32 @@ def load(folder: Path) -> nn.Module:
 
 
 def batch(folder: Path) -> tuple[Any, str]:
-    """A batch for a run's model, and what it is; where the run's data cannot be had, it is random numbers.
+    """Return a batch for a run's model, and one sentence that says what it is.
 
-    Training examples of the run's own set, as many as it trained on at once, not augmented.
+    The batch has training examples of the run's own data, in its batch size and without augmentation. It is random if
+    those data cannot be loaded.
     """
     run = RunFolder(folder)
-    config = run.config()
+    config = run.read_config()
     task = tasks.build_task(replace(config, folder=None, sync=False, workers=0))
     like = torch.empty(0, dtype=torch.float64 if config.precision == "64" else torch.float32)
     try:
-        if "dataset" in run.given():
-            raise ValueError("it was handed to fit, not named")
-        batches = task.source(None, lambda: 0, 0, 1)
+        if "dataset" in run.read_overrides():
+            raise ValueError("it was passed to fit")
+        loaders = task.build_loaders(None, lambda: 0, 0, 1)
     except (OSError, ValueError) as error:
-        example = placed(task.example(run.description(), config.batch_size or 64), like)
-        return example, f"Measured on noise, {_shape(example)}: the run's data cannot be loaded: {error}"
+        inputs = move_inputs(task.example_inputs(run.read_description(), config.batch_size or 64), like)
+        return inputs, f"Measured on noise, {_format_shape(inputs)}: the run's data cannot be loaded: {error}"
     try:
-        batch = next(iter(batches.calibration(max(1, round(batches.per_step)))))
-        inputs = placed(task.inputs(task.on_device(batch)), like)
-        return inputs, f"Measured on training {task.unit}, {_shape(inputs)}."
+        examples = next(iter(loaders.build_calibration(max(1, round(loaders.examples_per_step)))))
+        inputs = move_inputs(task.inputs(task.prepare_batch(examples)), like)
+        return inputs, f"Measured on training {task.unit}, {_format_shape(inputs)}."
     finally:
-        batches.close()
+        loaders.close()
 
 
-def _shape(inputs: Any) -> str:
-    """Of a tensor, or of the tensors that a dict or list has."""
+def _format_shape(inputs: Any) -> str:
+    """Format the shape of a tensor, or of all tensors of a dict or list."""
     if isinstance(inputs, Tensor):
         return " × ".join(map(str, inputs.shape))
-    return " and ".join(_shape(value) for value in (inputs.values() if isinstance(inputs, dict) else inputs))
+    return " and ".join(_format_shape(value) for value in (inputs.values() if isinstance(inputs, dict) else inputs))

@@ -13,7 +13,7 @@ from whitenorm_lab.papers import EXPERIMENTS
 from whitenorm_lab.papers.shared.classification import _values, chosen, entry, last, lower_error, run, variants
 from whitenorm_lab.papers.shared.scaling import short_of, smaller
 from whitenorm_lab.training import Train
-from whitenorm_lab.training.outcome import Epoch, Outcome
+from whitenorm_lab.training.result import Epoch, TrainingResult
 
 FACTS = {"paper": "DBN", "where": "fig. 0", "title": "rates", "cost": "1 s"}
 NORMS = {"BN": {"norm": "bn"}, "DBN": {"norm": "dbn", "group_size": 16}}
@@ -183,7 +183,7 @@ def test_picture_names_what_ran():
 
 def outcome(epochs, tested):
     tests = {"test": {"accuracy": 0.5}, "validation": {"accuracy": 0.25}}
-    return Outcome(
+    return TrainingResult(
         {},
         {},
         1,

@@ -26,9 +26,9 @@ from whitenorm_lab.tasks.detection.model import build
 from whitenorm_lab.tasks.detection.pictures import Pictures, sets
 from whitenorm_lab.training.evaluation import Evaluate, evaluate
 from whitenorm_lab.training.folder import RunFolder
-from whitenorm_lab.training.outcome import Outcome
+from whitenorm_lab.training.optimization import lr_factor
+from whitenorm_lab.training.result import TrainingResult
 from whitenorm_lab.training.run import fit
-from whitenorm_lab.training.schedules import factor
 
 # Images of 48 pixels, a net as narrow as a detector can be.
 SMALL = {"net": "resnet18", "min_size": SIDE, "max_size": 64, "anchor_size": 8, "fpn_channels": 16, "head_width": 16}
@@ -68,7 +68,7 @@ def test_crowds_and_boxes_without_area(tmp_path):
     assert target["iscrowd"].tolist() == [1]
     assert target["masks"].all(), "run lengths"
     task = tasks.build_task(config(tmp_path, batch_size=3))
-    source = task.source(None, lambda: 0, 0, 1)
+    source = task.build_loaders(None, lambda: 0, 0, 1)
     assert len(source.train) == 1
     source.close()
 
@@ -347,8 +347,8 @@ def test_weights(folder, tmp_path):
     torch.save(classifier.state_dict(), tmp_path / "bn.pt")
     options = {"weights": tmp_path / "bn.pt", "freeze_bn": True, "freeze_at": 2}
     task = tasks.build_task(config(folder, **options))
-    source = task.source(None, lambda: 0, 0, 1)
-    body = task.build(source.description).backbone.body
+    source = task.build_loaders(None, lambda: 0, 0, 1)
+    body = task.build_model(source.description).backbone.body
     source.close()
     assert isinstance(body.bn1, FrozenBatchNorm2d)
     assert torch.equal(body.bn1.running_mean, classifier.bn1.running_mean)
@@ -364,7 +364,7 @@ def test_weights(folder, tmp_path):
     model = build(config(folder, norm="gw", where="s1-b2"), 3, whitened.state_dict())
     assert torch.equal(model.backbone.body.bn1.weight, whitened.bn1.weight)
 
-    RunFolder(tmp_path / "run").finish(Outcome({}, {}, 0), whitened)
+    RunFolder(tmp_path / "run").write_results(TrainingResult({}, {}, 0), whitened)
     assert weights.differences(whitened, weights.state_of(tmp_path / "run")) == []
 
     with pytest.raises(ValueError, match=r"weights of a resnet18 .*no bn1.running_mean"):
@@ -403,7 +403,7 @@ def test_command(folder, tmp_path, capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "quiet"]
     assert main(["train", "detection", "--masks", *flags, f"--folder={tmp_path / 'run'}"]) == 0
     assert re.search(r"test AP \d+\.\d\d %, AP50 .*, mask AP", capsys.readouterr().out)
-    epoch = RunFolder(tmp_path / "run").outcome().epochs[0]
+    epoch = RunFolder(tmp_path / "run").read_result().epochs[0]
     assert set(epoch.train) == {"loss", "class", "box", "object", "proposal", "mask"}
     assert set(epoch.tests["test"]) == {f"{prefix}{name}" for prefix in ("", "mask_") for name in COLUMNS}
     assert (tmp_path / "run/detections.png").read_bytes()[:4] == b"\x89PNG"
@@ -434,7 +434,7 @@ def test_learns(folder):
 def test_precision(folder, precision):
     outcome = fit(config(folder, steps=1, test_images=1, precision=precision, norm="gw"))
     assert math.isfinite(outcome.train_loss)
-    assert outcome.number("test_ap") is not None
+    assert outcome.latest("test_ap") is not None
 
 
 def test_nothing_is_found():
@@ -449,7 +449,7 @@ def test_nothing_is_found():
 def test_groups(folder):
     task = tasks.build_task(config(folder, bias_factor=2.0, freeze_at=1))
     model = build(task.config, 3)
-    others, biases = task.groups(model)
+    others, biases = task.parameter_groups(model)
     assert biases["lr"] == 2 * task.config.lr
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert len(others["params"]) + len(biases["params"]) == len(trained) < len(list(model.parameters()))
@@ -458,7 +458,7 @@ def test_groups(folder):
 def test_presets():
     """The codebase's schedule: up from a third in 500 steps, down at 60k and 80k."""
     preset = COMMANDS["gw-coco"]()
-    rates = [preset.lr * factor(preset, step, 7329, 90_000) for step in (0, 499, 500, 59_999, 60_000, 80_000)]
+    rates = [preset.lr * lr_factor(preset, step, 7329, 90_000) for step in (0, 499, 500, 59_999, 60_000, 80_000)]
     assert rates == pytest.approx([0.02 / 3, 0.02, 0.02, 0.02, 0.002, 0.0002], rel=0.01)
     mask = COMMANDS["gw-coco-mask"]()
     assert (mask.lr, mask.batch_size, mask.steps, mask.net) == (0.01, 8, 180_000, "resnext101_32x8d")

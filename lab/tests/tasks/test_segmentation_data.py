@@ -171,7 +171,7 @@ def test_centre():
 
 def source_of(folder, step=0, rank=0, world=1, **options):
     config = Segment(**{**TINY, **options}, dataset=f"folder:{folder}")
-    return Segmentation(config).source(None, lambda: step, rank, world)
+    return Segmentation(config).build_loaders(None, lambda: step, rank, world)
 
 
 def test_batches_follow_from_the_step(folder):
@@ -193,7 +193,7 @@ def test_tests_are_whole_and_once(folder):
     sizes = [tuple(batch.labels.shape) for batch in source.tests["test"]]
     assert sizes == [(2, 36, 48), (1, 36, 48)]
     assert sum(len(batch.labels) for batch in source_of(folder, test_images=2).tests["test"]) == 2
-    assert [tuple(batch.labels.shape) for batch in source.calibration(6)] == [(3, 32, 32), (3, 32, 32)]
+    assert [tuple(batch.labels.shape) for batch in source.build_calibration(6)] == [(3, 32, 32), (3, 32, 32)]
     with pytest.raises(ValueError, match="leave --validate out"):
         source_of(folder, validate=True)
     with pytest.raises(ValueError, match="up to the 8 there are"):

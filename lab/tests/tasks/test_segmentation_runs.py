@@ -33,7 +33,7 @@ def run(folder, tmp_path_factory):
 def test_run(run):
     path, outcome = run
     assert {"miou", "accuracy", "loss", "iou_sky"} <= set(outcome.epochs[-1].tests["test"])
-    assert 0 <= outcome.number("test_miou") <= 1
+    assert 0 <= outcome.latest("test_miou") <= 1
     picture = np.asarray(Image.open(path / SHEET).convert("RGB"))
     assert picture.std() > 20
     assert len(whitened(load(path))) == 1
@@ -42,7 +42,7 @@ def test_run(run):
 
 def test_evaluate_takes_several_images_at_once(run):
     path, _ = run
-    assert Segment(batch_size=16).at_once(2) == Segment(batch_size=16, test_batch=2)
+    assert Segment(batch_size=16).with_batch_size(2) == Segment(batch_size=16, test_batch=2)
     one, two = (evaluate(Evaluate(path, batch_size=number))["test"] for number in (1, 2))
     assert two == pytest.approx(one, rel=1e-5)
 
@@ -51,7 +51,7 @@ def test_learns(folder):
     """Classes that are colours are told apart; by chance it would be 0.2."""
     options = {**TINY, "auxiliary": 0.0, "scales": (1.0, 1.0), "epochs": 15, "lr": 0.1, "test_every": 15}
     outcome = fit(Segment(**options, dataset=f"folder:{folder}"))
-    assert outcome.number("test_miou") > 0.45
+    assert outcome.latest("test_miou") > 0.45
     assert outcome.epochs[-1].train_loss < 0.7 * outcome.epochs[0].train_loss
 
 
@@ -82,14 +82,14 @@ def test_resumes_with_the_same_bits(folder, tmp_path):
     with pytest.raises(InterruptedError):
         fit(config, callbacks=[Stop()])
     resumed = fit(config)
-    assert resumed.epochs[-1].numbers() == straight.epochs[-1].numbers()
+    assert resumed.epochs[-1].scores() == straight.epochs[-1].scores()
 
 
 def test_other_models_are_checked(folder):
     config = Segment(**TINY, dataset=f"folder:{folder}", epochs=1)
     with pytest.raises(ValueError, match=r"shape \(2, 3, 64, 64\) in eval mode .got \(2, 5, 64, 64\)"):
         fit(config, model=nn.Conv2d(3, 5, 1))
-    assert fit(config, model=nn.Conv2d(3, 3, 1)).number("test_miou") >= 0
+    assert fit(config, model=nn.Conv2d(3, 3, 1)).latest("test_miou") >= 0
 
 
 def test_presets():

@@ -80,7 +80,7 @@ def test_class_weights(folder):
     torch.testing.assert_close(half / half[0], (weights / weights[0]).sqrt())
     config = Segment(**TINY, dataset=f"folder:{folder}", balance=1.0)
     task = Segmentation(config)
-    task.source(None, lambda: 0, 0, 1)
+    task.build_loaders(None, lambda: 0, 0, 1)
     logits, one = torch.randn(1, 3, 1, 1), torch.tensor([[[1]]], dtype=torch.uint8)
     loss = task.loss(lambda images: logits, Scene(None, one), 0, task.train_scores())
     torch.testing.assert_close(loss, -weights[1] * logits.log_softmax(1)[0, 1, 0, 0])
@@ -101,8 +101,8 @@ def test_loss_of_several_processes(monkeypatch):
 def test_groups():
     task = Segmentation(Segment(**TINY, lr=0.1, head_lr=10.0))
     model = net.build("timm:resnet18", 3, "fcn", width=4)
-    backbone, heads = task.groups(model)
+    backbone, heads = task.parameter_groups(model)
     assert "lr" not in backbone
     assert heads["lr"] == pytest.approx(1.0)
     assert len(backbone["params"]) + len(heads["params"]) == len(list(model.parameters()))
-    assert len(task.groups(nn.Conv2d(3, 3, 1))) == 1
+    assert len(task.parameter_groups(nn.Conv2d(3, 3, 1))) == 1

@@ -253,7 +253,7 @@ def test_resumes_with_the_same_bits(options, tmp_path):
     with pytest.raises(InterruptedError):
         fit(short, callbacks=[LambdaCallback(on_train_batch_start=stop)])
     again = fit(short)
-    assert [epoch.numbers() for epoch in again.epochs] == [epoch.numbers() for epoch in whole.epochs]
+    assert [epoch.scores() for epoch in again.epochs] == [epoch.scores() for epoch in whole.epochs]
     one, other = (load(tmp_path / name).state_dict() for name in ("whole", "short"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -272,7 +272,7 @@ def test_run_has_a_sheet_and_is_evaluated(trained, folder):
 def _config(run):
     from whitenorm_lab.training.folder import RunFolder
 
-    return RunFolder(run).config().to_dict()
+    return RunFolder(run).read_config().to_dict()
 
 
 @pytest.mark.parametrize(("mode", "size"), [("RGB", None), ("L", None), ("RGBA", 30), ("P", 90)])
@@ -320,7 +320,7 @@ def test_preset_says_what_it_is():
     text, config = COMMANDS["sw-style"].__doc__, SwStyle()
     assert "whitenorm-lab train sw-style" in text.split("Command:")[1]
     with torch.device("meta"):
-        net = StyleTransfer(config).build({})
+        net = StyleTransfer(config).build_model({})
         from torchvision.models import vgg16
 
         layers, image = vgg16(init_weights=False).features, torch.empty(1, 3, config.crop, config.crop)
@@ -341,12 +341,12 @@ def test_shares_of_processes(options):
     """Two processes train on halves of the same batches; of one test image, one of them has none."""
     config = Style(**{**options, "test_images": 1})
     task = StyleTransfer(config)
-    sources = [task.source(None, lambda: 0, rank, world) for rank, world in ((0, 1), (0, 2), (1, 2))]
+    sources = [task.build_loaders(None, lambda: 0, rank, world) for rank, world in ((0, 1), (0, 2), (1, 2))]
     whole, *halves = [next(iter(source.train)) for source in sources]
     assert torch.equal(torch.cat(halves), whole)
     tests = [next(iter(source.tests["test"])) for source in sources]
     assert sorted(len(batch) for batch in tests) == [0, 1, 1]
     scores = task.test_scores()
     for batch in tests[1:]:
-        task.test(task.build({}).eval(), task.on_device(batch), scores)
+        task.test(task.build_model({}).eval(), task.prepare_batch(batch), scores)
     assert scores.totals[-1] == 1

@@ -15,7 +15,7 @@ from whitenorm.cli.models import load_run_batch
 from whitenorm_lab import checksum, tasks
 from whitenorm_lab.cli import main
 from whitenorm_lab.training import Train, command, fit, load
-from whitenorm_lab.training.checkpoints import saved
+from whitenorm_lab.training.checkpoints import list_checkpoints
 from whitenorm_lab.training.evaluation import Evaluate, evaluate
 from whitenorm_lab.training.folder import RunFolder
 
@@ -52,7 +52,7 @@ class Stop(Callback):
 
 def numbers(outcome):
     """All that must be the same, which time is not."""
-    return [(epoch.epoch, epoch.step, epoch.lr, epoch.numbers()) for epoch in outcome.epochs]
+    return [(epoch.epoch, epoch.step, epoch.lr, epoch.scores()) for epoch in outcome.epochs]
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +64,11 @@ def whole(tmp_path_factory):
 def test_learns(whole):
     folder, outcome = whole
     assert [epoch.step for epoch in outcome.epochs] == [STEPS, 2 * STEPS, 3 * STEPS]
-    assert outcome.number("train_loss") < 0.7 * outcome.epochs[0].train_loss
-    assert outcome.number("test_worst") >= outcome.number("test_loss") > 0
-    assert outcome.number("test_accuracy") is None
-    assert outcome.described == {"inputs": 4, "range": [-1, 1]}
-    assert RunFolder(folder).outcome() == outcome
+    assert outcome.latest("train_loss") < 0.7 * outcome.epochs[0].train_loss
+    assert outcome.latest("test_worst") >= outcome.latest("test_loss") > 0
+    assert outcome.latest("test_accuracy") is None
+    assert outcome.description == {"inputs": 4, "range": [-1, 1]}
+    assert RunFolder(folder).read_result() == outcome
     assert json.loads((folder / "config.json").read_text())["task"] == "regression"
     assert len((folder / "outputs.txt").read_text().splitlines()) == 3
 
@@ -85,7 +85,7 @@ def test_goes_on_with_the_same_bits(whole, tmp_path, step):
 
 
 def test_the_tasks_own_is_not_kept_nor_trained(whole):
-    checkpoint = checksum.read_archive(saved(whole[0] / "checkpoints")[-1])
+    checkpoint = checksum.read_archive(list_checkpoints(whole[0] / "checkpoints")[-1])
     assert {name.split(".")[0] for name in checkpoint["state_dict"]} == {"model"}
     assert len(checkpoint["optimizer_states"][0]["param_groups"]) == 2
     task = tasks.build_task(regress())
@@ -114,7 +114,7 @@ def test_handed_data(tmp_path):
         evaluate(Evaluate(tmp_path))
     inputs, said = load_run_batch(str(tmp_path))
     assert inputs["numbers"].shape == (16, 4)
-    assert "handed to fit" in said
+    assert "passed to fit" in said
 
 
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
@@ -127,7 +127,7 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert "test loss" not in said.splitlines()[0]
     assert ", test loss " in said.splitlines()[-1]
     folder = Path("runs/regression-wide-16-bn-seed0-epochs2-schedule-inverse-sqrt-warmup-steps2-test-every2")
-    assert RunFolder(folder).config().hidden == 16
+    assert RunFolder(folder).read_config().hidden == 16
 
 
 def test_two_tasks_in_one_folder(whole):
@@ -142,10 +142,10 @@ def test_a_run_of_the_first_version(tmp_path):
     content = {name: value for name, value in config.to_dict().items() if name != "task"}
     (tmp_path / "config.json").write_text(json.dumps(checksum.add_checksum({**content, "described": {"classes": 10}})))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"a run of an earlier one\); choose another --folder"):
+    with pytest.raises(ValueError, match=r"a run of an earlier version\); choose another --folder"):
         fit(config)
     assert sorted(tmp_path.rglob("*")) == before
-    with pytest.raises(OSError, match="no task, as those of earlier versions"):
+    with pytest.raises(OSError, match="no task, like those of earlier versions"):
         load(tmp_path)
 
 

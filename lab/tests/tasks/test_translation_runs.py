@@ -36,18 +36,18 @@ def run(root, tmp_path_factory):
 
 def test_loss_falls_and_bleu_rises(run):
     _, outcome = run
-    assert outcome.number("test_bleu") > 50
+    assert outcome.latest("test_bleu") > 50
     first, last = outcome.epochs[0], outcome.epochs[-1]
-    assert last.number("validation_loss") < 0.5 * first.number("validation_loss")
-    assert last.number("test_perplexity") < 5
-    assert last.number("validation_bleu") is None
-    assert outcome.described == {"pieces": [80, 80]}
+    assert last.score("validation_loss") < 0.5 * first.score("validation_loss")
+    assert last.score("test_perplexity") < 5
+    assert last.score("validation_bleu") is None
+    assert outcome.description == {"pieces": [80, 80]}
 
 
 def test_files_and_loaded_model(run, root):
     folder, outcome = run
     report = (folder / "translations.txt").read_text(encoding="utf-8")
-    assert report.startswith(f"BLEU {outcome.number('test_bleu'):.2f} of 20 sentences of multi30k, de to en\n")
+    assert report.startswith(f"BLEU {outcome.latest('test_bleu'):.2f} of 20 sentences of multi30k, de to en\n")
     assert bleu_signature("en") in report
     sources = (root / "multi30k" / "test_2016_flickr.de").read_text().splitlines()
     assert all(f"source:    {source}\n" in report for source in sources)
@@ -79,9 +79,9 @@ def test_resuming_gives_the_same_bits(root, tmp_path):
     with pytest.raises(InterruptedError):
         fit(stopped, callbacks=[LambdaCallback(on_train_batch_end=stop)])
     outcome = fit(stopped)
-    weights = [RunFolder(folder).weights() for folder in (whole.folder, stopped.folder)]
+    weights = [RunFolder(folder).read_weights() for folder in (whole.folder, stopped.folder)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    assert outcome.epochs[-1].numbers() == RunFolder(whole.folder).outcome().epochs[-1].numbers()
+    assert outcome.epochs[-1].scores() == RunFolder(whole.folder).read_result().epochs[-1].scores()
 
 
 def test_resuming_with_other_sentences_is_an_error(root, tmp_path):
@@ -108,9 +108,9 @@ def test_two_processes_match_one(root):
 
     def step(rank, world):
         task = tasks.build_task(config)
-        source = task.source(None, lambda: 0, rank, world)
+        source = task.build_loaders(None, lambda: 0, rank, world)
         torch.manual_seed(0)
-        net, train, test = task.build(source.description).double(), task.train_scores(), task.test_scores()
+        net, train, test = task.build_model(source.description).double(), task.train_scores(), task.test_scores()
         for batch in itertools.islice(source.train, 3):
             task.loss(net, batch, 0, train).backward()
         for batch in source.tests["test"]:
@@ -129,7 +129,7 @@ def test_other_direction_separate_vocabularies_post_norm(root):
     options = {**TINY, "joint": False, "share_embeddings": False, "source": "en", "target": "de"}
     options |= {"pre_norm": False, "epochs": 1, "steps": 2, "test_pairs": 2, "precision": "bf16-mixed"}
     outcome = fit(Translate(**options, norm="gw", num_groups=2, data=root))
-    assert outcome.number("test_loss") > 0
+    assert outcome.latest("test_loss") > 0
 
 
 def test_long_and_empty_pairs_are_skipped(root, tmp_path, capsys):

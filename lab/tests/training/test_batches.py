@@ -75,7 +75,7 @@ def test_data_path_does_not_limit():
     making, stepping = [], []
     for _ in range(4):
         start = time.perf_counter()
-        batch = task.on_device(next(batches))
+        batch = task.prepare_batch(next(batches))
         middle = time.perf_counter()
         F.cross_entropy(model(batch.images), batch.labels).backward()
         making.append(middle - start)

@@ -16,9 +16,9 @@ from lab.tests.helpers.torture import CASES, options_of, same, train
 from whitenorm_lab import checksum
 from whitenorm_lab.cli import main
 from whitenorm_lab.training import Train, fit, load, lock
-from whitenorm_lab.training.checkpoints import saved
+from whitenorm_lab.training.checkpoints import list_checkpoints
 from whitenorm_lab.training.folder import RunFolder
-from whitenorm_lab.training.lock import locked
+from whitenorm_lab.training.lock import lock_folder
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +101,13 @@ FOREIGN = {
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_foreign_checkpoints_are_set_aside(kind, stopped, capsys):
     options, folder, _ = stopped
-    newest = saved(folder / "checkpoints")[-1]
+    newest = list_checkpoints(folder / "checkpoints")[-1]
     content = FOREIGN[kind](torch.load(newest, weights_only=True))
     newest.write_bytes(checksum.to_archive(content))
     fit(Train(**options))
     said = capsys.readouterr().out
     assert f"{newest} is not used: it" in said
-    assert "step-000000006.ckpt" in said.split("Going on from")[1].splitlines()[0]
+    assert "step-000000006.ckpt" in said.split("Resuming from")[1].splitlines()[0]
     assert newest.with_name(f"{newest.name}.damaged1").exists()
 
 
@@ -116,7 +116,7 @@ def test_flipped_bytes_are_seen(stopped):
     _, folder, whole = stopped
     draw = random.Random(0)
     for path, read in [
-        (saved(folder / "checkpoints")[-1], checksum.read_archive),
+        (list_checkpoints(folder / "checkpoints")[-1], checksum.read_archive),
         (whole / "weights.pt", checksum.read_archive),
         (whole / "config.json", lambda path: checksum.verify_checksum(json.loads(path.read_bytes()))),
         (whole / "outcome.json", lambda path: checksum.verify_checksum(json.loads(path.read_bytes()))),
@@ -139,11 +139,11 @@ def test_flipped_bytes_are_seen(stopped):
 
 def test_no_checkpoint_is_left(stopped):
     options, folder, whole = stopped
-    for path in saved(folder / "checkpoints"):
+    for path in list_checkpoints(folder / "checkpoints"):
         path.write_bytes(b"{}")
     code, said = train(options)
     assert code == 0, said
-    assert "There is no checkpoint before it; training begins anew." in said
+    assert "There is no earlier checkpoint; training starts from the beginning." in said
     assert same(folder, whole)
 
 
@@ -158,7 +158,7 @@ def test_damaged_results_are_made_again(name, stopped):
     code, said = train(options)
     assert code == 0, said
     if name != "config.json":
-        assert f"It is set aside as {name}.damaged1." in said
+        assert f"It is renamed to {name}.damaged1." in said
     assert same(folder, whole)
 
 
@@ -166,21 +166,21 @@ def test_another_configuration_whose_record_is_damaged(stopped):
     """Its checkpoints say whose they are."""
     options, folder, _ = stopped
     (folder / "config.json").write_bytes(b"")
-    before = saved(folder / "checkpoints")
+    before = list_checkpoints(folder / "checkpoints")
     with pytest.raises(ValueError, match=r"expected the configuration .*lr \(was 0.1, now 0.2\)"):
         fit(Train(**{**options, "lr": 0.2}))
-    assert saved(folder / "checkpoints") == before
+    assert list_checkpoints(folder / "checkpoints") == before
 
 
 def test_a_record_that_is_nested_too_deeply(tmp_path):
     (tmp_path / "outcome.json").write_bytes(b"[" * 10**5)
     with pytest.raises(OSError, match=r"damaged or foreign file: it is nested too deeply\)"):
-        RunFolder(tmp_path).outcome()
+        RunFolder(tmp_path).read_result()
 
 
 def test_two_processes_in_one_folder(tmp_path, capsys):
     args = ["train", "custom", "--net", "mlp-8", "--dataset", "digits", "--epochs", "1", "--folder", str(tmp_path)]
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         assert main(args) == 1
     assert f"(got a run in it: process {os.getpid()} on " in capsys.readouterr().err
     (tmp_path / "lock").write_text("process 1 on here")
@@ -189,7 +189,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
 
 
 def enter(folder):
-    with locked(folder):
+    with lock_folder(folder):
         pass
 
 
@@ -203,7 +203,7 @@ def enters(folder):
 
 def test_a_second_attempt_does_not_give_up_the_lock(tmp_path):
     """Nor does reading the file, which closes a descriptor of it."""
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         for _ in range(2):
             with pytest.raises(OSError, match=f"got a run in it: process {os.getpid()} on"):
                 enter(tmp_path)
@@ -215,7 +215,7 @@ def test_a_second_attempt_does_not_give_up_the_lock(tmp_path):
 
 def fork_and_die(folder, pipe):
     """Hold a folder, fork a process that stays, and be killed."""
-    with locked(folder):
+    with lock_folder(folder):
         child = os.fork()
         if child == 0:
             time.sleep(60)
@@ -240,7 +240,7 @@ def test_what_a_process_forks_does_not_hold_its_folder(tmp_path):
 
 def fork_and_leave(folder):
     """Hold a folder, let a forked process leave the block, and fail unless the folder is still held."""
-    with locked(folder):
+    with lock_folder(folder):
         child = os.fork()
         if child == 0:
             return
@@ -286,7 +286,7 @@ class Stop(torture.Callback):
 def test_another_process_holds_the_folder(tmp_path):
     """And what it started to read images does not hold it when it is gone."""
     options = {**torture.PLAIN, "folder": tmp_path, "quiet": True}
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         code, said = train(options)
     assert code == 1
     assert f"(got a run in it: process {os.getpid()} on " in said

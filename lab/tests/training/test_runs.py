@@ -15,10 +15,11 @@ from whitenorm_lab.checksum import add_checksum
 from whitenorm_lab.cli import main
 from whitenorm_lab.tasks.classification.images import normalisation
 from whitenorm_lab.tasks.classification.presets import PRESETS
-from whitenorm_lab.training import Train, fit, load, recalibration
+from whitenorm_lab.training import Train, fit, load
+from whitenorm_lab.training.command import build_run_name
 from whitenorm_lab.training.evaluation import Evaluate, evaluate
 from whitenorm_lab.training.folder import AnotherRunError, RunFolder
-from whitenorm_lab.training.naming import run_name
+from whitenorm_lab.training.norm_statistics import count_calibration_examples
 
 OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
 OPTIONS |= {"epochs": 2, "batch_size": 50, "quiet": True}
@@ -61,9 +62,9 @@ def test_load_from_a_checkpoint(tmp_path):
 def test_a_run_of_before_there_was_an_option_goes_on(tmp_path):
     old = {name: value for name, value in Train(**OPTIONS).to_dict().items() if name != "channels_last"}
     folder = RunFolder(tmp_path)
-    folder.check_same(old, Train(**OPTIONS))
+    folder.check_same_config(old, Train(**OPTIONS))
     with pytest.raises(AnotherRunError, match="channels_last \\(was False, now True\\)"):
-        folder.check_same(old, Train(**OPTIONS, channels_last=True))
+        folder.check_same_config(old, Train(**OPTIONS, channels_last=True))
 
 
 def test_channels_last_is_the_same_but_for_rounding():
@@ -109,7 +110,7 @@ def test_nothing_to_load(tmp_path, run):
 
 def test_load_a_model_of_ones_own(tmp_path):
     fit(Train(**OPTIONS, folder=tmp_path), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    with pytest.raises(ValueError, match="handed to fit"):
+    with pytest.raises(ValueError, match="passed to fit"):
         load(tmp_path)
 
 
@@ -141,15 +142,15 @@ def source_images():
 
 def source(config):
     """The batches of a run."""
-    return tasks.build_task(config).source(None, lambda: 0, 0, 1)
+    return tasks.build_task(config).build_loaders(None, lambda: 0, 0, 1)
 
 
 def test_what_is_recalibrated():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(ValueError, match="leave --recalibrate out"):
         fit(Train(**{**OPTIONS, "norm": "gn", "recalibrate": 100}))
-    assert recalibration.examples(Train(recalibrate=0), nn.Sequential(whitenorm.IterNorm(4)), 5000) == 0
-    assert recalibration.examples(Train(), model, 5000) == 0
+    assert count_calibration_examples(Train(recalibrate=0), nn.Sequential(whitenorm.IterNorm(4)), 5000) == 0
+    assert count_calibration_examples(Train(), model, 5000) == 0
     outcome = fit(Train(**{**OPTIONS, "norm": "bn", "recalibrate": 100}))
     assert outcome.epochs[-1].recalibrate_seconds > 0, "BatchNorm only when asked for"
     assert fit(Train(**{**OPTIONS, "norm": "bn"})).epochs[-1].recalibrate_seconds == 0
@@ -239,14 +240,14 @@ def test_interrupted_from_the_keyboard(tmp_path, monkeypatch, capsys):
             if trainer.global_step == step:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("whitenorm_lab.training.trainer.progress", lambda config: [Interrupt()])
+    monkeypatch.setattr("whitenorm_lab.training.trainer.build_progress_callbacks", lambda config: [Interrupt()])
     args = ["train", "custom", "--net", "mlp-8", "--dataset", "digits", "--epochs", "2", "--folder", "here"]
     step = 3
     assert main(args) == 130
-    assert "before the first checkpoint. The same command begins anew" in capsys.readouterr().err
+    assert "before the first checkpoint. The same command starts from the beginning" in capsys.readouterr().err
     step = 12
     assert main(args) == 130
-    assert "goes on from here/checkpoints/step-000000010.ckpt" in capsys.readouterr().err
+    assert "resumes from here/checkpoints/step-000000010.ckpt" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     step = None
     assert main(args) == 0
@@ -266,15 +267,15 @@ def test_interrupted_from_the_keyboard(tmp_path, monkeypatch, capsys):
 )
 def test_names(config, name):
     preset = next((key for key, kind in PRESETS.items() if kind is type(config)), None)
-    assert run_name(config, preset) == name.replace("--", "-")
+    assert build_run_name(config, preset) == name.replace("--", "-")
 
 
 def test_a_long_name_stays_one(tmp_path):
     options = {"net": "mlp" + "-1234" * 30}
-    names = {run_name(Train(**options, lr=lr)) for lr in (0.1, 0.2, 0.3)}
+    names = {build_run_name(Train(**options, lr=lr)) for lr in (0.1, 0.2, 0.3)}
     assert len(names) == 3
     assert max(map(len, names)) <= 120
-    assert "/" not in run_name(Train(net="x/../../../ESC"))
+    assert "/" not in build_run_name(Train(net="x/../../../ESC"))
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,10 @@ from whitenorm_lab.cli import main
 from whitenorm_lab.tasks.classification import imagefolder
 from whitenorm_lab.tasks.classification.presets import PRESETS
 from whitenorm_lab.training import DivergenceError, Train, fit
-from whitenorm_lab.training.checkpoints import saved
+from whitenorm_lab.training.checkpoints import list_checkpoints
 from whitenorm_lab.training.folder import RunFolder
-from whitenorm_lab.training.optimizers import optimizer
-from whitenorm_lab.training.schedules import factor
-from whitenorm_lab.training.sync import synchronise_
+from whitenorm_lab.training.norm_statistics import synchronize_
+from whitenorm_lab.training.optimization import build_optimizer, lr_factor
 
 # Everything that is random: order, crops, mixing, dropout. 3 steps an epoch.
 OPTIONS = {
@@ -89,9 +88,12 @@ def test_learns_quietly_and_leaves_nothing(tmp_path, monkeypatch, capfd):
 
 def test_folder_holds_everything(whole):
     folder, outcome = whole
-    assert RunFolder(folder).outcome() == outcome
+    assert RunFolder(folder).read_result() == outcome
     assert fit(Train(**OPTIONS, folder=folder)) == outcome, "a run that is done is not run again"
-    assert [path.name for path in saved(folder / "checkpoints")] == ["step-000000006.ckpt", "step-000000009.ckpt"]
+    assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [
+        "step-000000006.ckpt",
+        "step-000000009.ckpt",
+    ]
     rows = list(csv.DictReader(next(folder.glob("logs/csv/*/metrics.csv")).read_text().splitlines()))
     assert [float(row["train_loss"]) for row in rows] == [epoch.train_loss for epoch in outcome.epochs]
     assert next(folder.glob("logs/tensorboard/*/events*")).stat().st_size > 0
@@ -124,12 +126,12 @@ def test_stopped_after_the_last_step(whole, tmp_path):
 def test_truncated_checkpoint(whole, tmp_path, capsys):
     with pytest.raises(InterruptedError):
         fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop(7)])
-    newest = saved(tmp_path / "checkpoints")[-1]
+    newest = list_checkpoints(tmp_path / "checkpoints")[-1]
     newest.write_bytes(newest.read_bytes()[:-1000])
     outcome = fit(Train(**{**OPTIONS, "quiet": False}, folder=tmp_path))
     said = capsys.readouterr().out
-    assert f"{newest} is not used: its checksum does not match. It is set aside as {newest.name}.damaged1." in said
-    assert "Going on from" in said
+    assert f"{newest} is not used: its checksum does not match. It is renamed to {newest.name}.damaged1." in said
+    assert "Resuming from" in said
     assert "step-000000003" in said
     assert numbers(outcome) == numbers(whole[1])
     assert same_weights(tmp_path, whole[0])
@@ -146,7 +148,7 @@ def test_full_disk(whole, tmp_path, monkeypatch):
         sync(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="make room and give the same command") as error:
+    with pytest.raises(OSError, match="run the same command again") as error:
         fit(Train(**OPTIONS, folder=tmp_path))
     monkeypatch.undo()
     assert error.value.errno == errno.ENOSPC
@@ -170,9 +172,9 @@ def test_divergence(tmp_path):
         DivergenceError, match=r"loss is nan at step 5, with learning rate 0\.\d+; use a lower"
     ) as error:
         fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Spoil()])
-    assert [epoch.step for epoch in error.value.outcome.epochs] == [3]
-    assert [path.name for path in saved(tmp_path / "checkpoints")] == ["step-000000003.ckpt"]
-    state = torch.load(saved(tmp_path / "checkpoints")[0], weights_only=True)["state_dict"]
+    assert [epoch.step for epoch in error.value.result.epochs] == [3]
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-000000003.ckpt"]
+    state = torch.load(list_checkpoints(tmp_path / "checkpoints")[0], weights_only=True)["state_dict"]
     assert all(value.isfinite().all() for value in state.values() if value.is_floating_point())
 
 
@@ -244,7 +246,7 @@ def test_two_processes_are_one(tmp_path):
     process = subprocess.run(command, check=False, capture_output=True, env=environment)
     assert process.returncode == 0, process.stderr.decode()
     assert process.stdout.decode().count("epoch 2/2") == 1
-    outcome = RunFolder(tmp_path).outcome()
+    outcome = RunFolder(tmp_path).read_result()
     alone = fit(Train(**options, quiet=True))
     for ours, theirs in zip(numbers(outcome), numbers(alone), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
@@ -252,12 +254,12 @@ def test_two_processes_are_one(tmp_path):
 
 def test_batchnorm_is_not_synchronised_on_cpus():
     with pytest.raises(ValueError, match="SyncBatchNorm runs on GPUs alone"):
-        synchronise_(nets.build("cnn-1", 10), torch.device("cpu"))
+        synchronize_(nets.build("cnn-1", 10), torch.device("cpu"))
 
 
 def test_schedules():
     def rates(**options):
-        return [factor(Train(**options), step, 10, 100) for step in (0, 9, 10, 55, 99)]
+        return [lr_factor(Train(**options), step, 10, 100) for step in (0, 9, 10, 55, 99)]
 
     assert rates(schedule="constant") == [1, 1, 1, 1, 1]
     assert rates(schedule="every", every=10, factor=0.5) == [1, 1, 0.5, 0.5**5, 0.5**9]
@@ -274,7 +276,7 @@ def test_optimizers():
     weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     groups = [{"params": weights[:1]}, {"params": weights[1:], "lr": 0.5, "weight_decay": 0.0}]
     for name, kind in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        made = optimizer(Train(optimizer=name, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9)), groups)
+        made = build_optimizer(Train(optimizer=name, lr=0.1, weight_decay=0.2, betas=(0.8, 0.9)), groups)
         assert type(made) is kind
         assert [(group["lr"], group["weight_decay"]) for group in made.param_groups] == [(0.1, 0.2), (0.5, 0.0)]
         assert made.param_groups[0].get("betas", (0.8, 0.9)) == (0.8, 0.9)
@@ -305,7 +307,7 @@ def folders(tmp_path):
 def test_image_folder(folders, tmp_path_factory):
     _, options = folders
     outcome = fit(Train(**options))
-    assert outcome.described["classes"] == 3
+    assert outcome.description["classes"] == 3
     assert [epoch.step for epoch in outcome.epochs] == [3, 6]
     assert numbers(fit(Train(**{**options, "workers": 1}))) == numbers(outcome), "in other processes the same"
     run = tmp_path_factory.mktemp("run")
@@ -317,7 +319,7 @@ def test_image_folder(folders, tmp_path_factory):
 def test_fewer_test_images_than_processes(folders):
     path, options = folders
     config = Train(**options, test_images=1)
-    tests = [imagefolder.source(config, str(path), lambda: 0, rank, 2).tests["test"] for rank in range(2)]
+    tests = [imagefolder.build_loaders(config, str(path), lambda: 0, rank, 2).tests["test"] for rank in range(2)]
     assert [[tuple(images.shape) for images, _ in test] for test in tests] == [[(1, 3, 16, 16)], [(0, 3, 16, 16)]]
 
 

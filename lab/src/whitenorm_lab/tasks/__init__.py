@@ -3,9 +3,9 @@
 The subfolder NAME contains
 
 - ``__init__.py`` with ``COMMANDS``, a dictionary from command name to configuration dataclass. The first entry is the
-  task's general configuration, a subclass of :class:`~.training.config.RunConfig` with ``task = "NAME"``; the
-  others are its presets, subclasses of the first. The file imports neither lightning nor torchvision, so that the
-  command line starts quickly.
+  task's general configuration, a subclass of :class:`~whitenorm_lab.training.config.RunConfig` with
+  ``task = "NAME"``; the others are its presets, subclasses of the first. The file imports neither lightning nor
+  torchvision, so that the command line starts quickly.
 - ``task.py`` with ``TASK``, a subclass of :class:`~whitenorm_lab.training.task.Task`.
 """
 

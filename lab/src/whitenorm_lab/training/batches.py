@@ -1,4 +1,4 @@
-"""Training batches by number: order and draws follow from seed, epoch and step, so that any step can be next."""
+"""Training batches whose order and random draws follow from seed, epoch and step, so that a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 
-def generator(*key: int | str) -> torch.Generator:
-    """Random numbers for a key, such as (seed, epoch, step).
+def seeded_generator(*key: int | str) -> torch.Generator:
+    """Return a generator seeded by a key such as (seed, epoch, step).
 
     Example::
 
-        >>> torch.equal(torch.randperm(5, generator=generator(0, 1)), torch.randperm(5, generator=generator(0, 1)))
+        >>> a, b = seeded_generator(0, 1), seeded_generator(0, 1)
+        >>> torch.equal(torch.randperm(5, generator=a), torch.randperm(5, generator=b))
         True
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
@@ -24,10 +25,13 @@ def generator(*key: int | str) -> torch.Generator:
 
 
 class StepBatches(ABC):
-    """The training batches of the epoch that the step count is in, from that step on.
+    """Training batches in memory, which resume in the middle of an epoch.
 
-    Lightning asks for an iterator an epoch; ``step`` tells it where training is, which after a restart may be in the
-    middle of one. Every epoch has as many steps.
+    Lightning calls ``iter`` once per epoch; the iterator starts at the batch that the global step points to. Every
+    epoch has the same number of steps.
+
+    Args:
+        step: returns the global step.
     """
 
     def __init__(self, step: Callable[[], int]) -> None:
@@ -35,15 +39,15 @@ class StepBatches(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Steps an epoch."""
+        """Return the number of steps per epoch."""
 
     @abstractmethod
     def order(self, epoch: int) -> Sequence[Any]:
-        """What each batch of an epoch is made of, such as rows."""
+        """Return the parts, such as row indices, that the batches of an epoch are built from."""
 
     @abstractmethod
     def batch(self, epoch: int, i: int, part: Any) -> Any:
-        """This process's share of an epoch's i-th batch, made of the i-th part of the order."""
+        """Build this process's share of batch ``i`` of an epoch from part ``i`` of its order."""
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = divmod(self.step(), len(self))
@@ -51,66 +55,81 @@ class StepBatches(ABC):
         for i in range(start, len(self)):
             yield self.batch(epoch, i, order[i])
 
-    # Lightning takes what has these for a loader that can go on in the middle of an epoch.
+    # Lightning resumes in the middle of an epoch only if the loader has these two methods.
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Nothing to load: the step count says it all."""
+        """Do nothing: the global step is the whole state."""
 
 
 class TestBatches:
-    """Batches in order, made one by one from parts, such as the rows of :func:`in_turn`.
+    """Batches in a fixed order, built one by one from parts such as the rows of :func:`split_in_order`.
 
     Example::
 
-        >>> list(TestBatches(in_turn(torch.arange(5), 3), lambda rows: rows * 10))
+        >>> list(TestBatches(split_in_order(torch.arange(5), 3), lambda rows: rows * 10))
         [tensor([ 0, 10, 20]), tensor([30, 40])]
     """
 
     __test__ = False
 
-    def __init__(self, parts: Sequence[Any], make: Callable[[Any], Any]) -> None:
-        self.parts, self.make = parts, make
+    def __init__(self, parts: Sequence[Any], build: Callable[[Any], Any]) -> None:
+        self.parts, self.build = parts, build
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.make, self.parts)
+        return map(self.build, self.parts)
 
 
-def check_batch_size(batch_size: int, number: int, world: int) -> int:
-    """The examples a step, where 0 is all of them; each of the processes has the same share."""
-    size = batch_size or number
-    if not 0 < size <= number:
-        raise ValueError(f"expected batch_size up to the {number} training examples (got {batch_size})")
+def check_batch_size(batch_size: int, num_examples: int, world: int) -> int:
+    """Return the examples per step, all of them for 0; raise unless they divide evenly between the processes."""
+    size = batch_size or num_examples
+    if not 0 < size <= num_examples:
+        raise ValueError(f"expected batch_size up to the {num_examples} training examples (got {batch_size})")
     if size % world:
         raise ValueError(f"expected batch_size to be a multiple of the {world} processes (got {size})")
     return size
 
 
-def shuffled(rows: Tensor, batch_size: int, *key: int | str) -> list[Tensor]:
-    """Rows in the order that a key draws, in batches; what does not fill a last one is left out.
+def shuffle_into_batches(rows: Tensor, batch_size: int, *key: int | str) -> list[Tensor]:
+    """Shuffle rows by a key and split them into full batches; an incomplete last batch is dropped.
 
     Example::
 
-        >>> [len(batch) for batch in shuffled(torch.arange(10), 4, 0, 1)]
+        >>> [len(batch) for batch in shuffle_into_batches(torch.arange(10), 4, 0, 1)]
         [4, 4]
     """
-    order = rows[torch.randperm(len(rows), generator=generator(*key))]
+    order = rows[torch.randperm(len(rows), generator=seeded_generator(*key))]
     return list(order.split(batch_size)[: len(rows) // batch_size])
 
 
-def in_turn(rows: Tensor, batch_size: int, rank: int = 0, world: int = 1) -> list[Tensor]:
-    """A process's shares of rows in order, each once, in batches of even sizes, of which every process has as many.
+def split_in_order(rows: Tensor, batch_size: int, rank: int = 0, world: int = 1) -> list[Tensor]:
+    """Split rows in order into batches of nearly equal size and return one process's share of each.
 
-    A share is empty where there are fewer rows than processes.
+    Every row occurs once over all processes, and every process has the same number of batches. With fewer rows than
+    processes, some shares are empty.
 
     Example::
 
-        >>> in_turn(torch.arange(5), 2, rank=1, world=2)
+        >>> split_in_order(torch.arange(5), 2, rank=1, world=2)
         [tensor([2]), tensor([4])]
     """
     batches = rows.tensor_split(max(1, -(-len(rows) // (batch_size * world)))) if len(rows) else ()
     return [batch.tensor_split(world)[rank] for batch in batches]
+
+
+def draw_calibration_rows(num_examples: int, wanted: int, seed: int, world: int = 1) -> Tensor:
+    """Draw the training examples that population statistics are computed from; the same rows at every test.
+
+    The number of rows is a multiple of the number of processes, so that no process has an empty batch.
+
+    Example::
+
+        >>> len(draw_calibration_rows(5, 100, seed=0, world=2))
+        4
+    """
+    rows = torch.randperm(num_examples, generator=seeded_generator(seed, "recalibrate"))[:wanted]
+    return rows[: len(rows) // world * world]

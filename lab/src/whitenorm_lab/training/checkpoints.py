@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside, synced, renamed; the newest whole one is taken."""
+"""Atomic checkpoints with checksums, and the search for the newest intact one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from whitenorm_lab import checksum
 
-KEPT = 2
+NUM_KEPT = 2
 _KEYS = {"state_dict", "global_step", "epoch", "loops", "optimizer_states", "lr_schedulers", "whitenorm"}
 
 
 class AnotherRunError(ValueError):
-    """The folder, or a checkpoint in it, is that of another configuration."""
+    """A folder, or a checkpoint in it, belongs to another configuration."""
 
 
-def write(path: Path, content: bytes) -> None:
-    """A file that is there in full or not at all."""
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is either complete or absent: write beside it, sync to disk, rename."""
     partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,24 +35,24 @@ def write(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         raise OSError(
             error.errno,
-            f"{path} ({len(content) / 1e6:.1f} MB) could not be written: {error.strerror or error}. What was there "
-            "before is whole; make room and give the same command again to go on",
+            f"{path} ({len(content) / 1e6:.1f} MB) could not be written: {error.strerror or error}. Earlier files are "
+            "intact; free some space and run the same command again to resume",
         ) from error
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that is not used, so that nothing is lost, and return its new name."""
+    """Rename a file that cannot be used, so that nothing is lost, and return its new path."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged{number}")).exists():
+    while (new_path := path.with_name(f"{path.name}.damaged{number}")).exists():
         number += 1
-    return path.rename(aside)
+    return path.rename(new_path)
 
 
-class WholeFiles(CheckpointIO):
-    """Lightning's reading and writing of checkpoints, in one piece, with a checksum."""
+class AtomicCheckpointIO(CheckpointIO):
+    """Reads and writes Lightning's checkpoints atomically and with a checksum."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        write(Path(path), checksum.to_archive(checkpoint))
+        write_atomically(Path(path), checksum.to_archive(checkpoint))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint: dict[str, Any] = checksum.read_archive(Path(path))
@@ -62,8 +62,12 @@ class WholeFiles(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
 
-class Checkpoints(Checkpoint):
-    """A checkpoint after every so many epochs and steps; the last two are kept."""
+class SaveCheckpoints(Checkpoint):
+    """Save a checkpoint at intervals of epochs and of steps, and keep the last two.
+
+    Lightning's ModelCheckpoint takes an interval of either epochs or steps, and would also save weights after a NaN
+    loss.
+    """
 
     def __init__(self, folder: Path, epochs: int, steps: int | None) -> None:
         self.folder, self.epochs, self.steps = folder, epochs, steps
@@ -71,10 +75,10 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # The last one of an epoch, or of all, comes with the epoch's numbers.
-        last = trainer.global_step == pl_module.total_steps
-        inside = (batch_idx + 1) % trainer.num_training_batches and not last
-        if self.steps is not None and inside and trainer.global_step % self.steps == 0:
+        # After the last step of an epoch or of the run, on_train_epoch_end saves, when the scores are known.
+        is_last = trainer.global_step == pl_module.total_steps
+        is_inside_epoch = (batch_idx + 1) % trainer.num_training_batches and not is_last
+        if self.steps is not None and is_inside_epoch and trainer.global_step % self.steps == 0:
             pl_module.check_finite()  # type: ignore[operator]
             self._save(trainer)
 
@@ -85,42 +89,42 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:09}.ckpt")
         if trainer.is_global_zero:
-            for old in saved(self.folder)[:-KEPT]:
+            for old in list_checkpoints(self.folder)[:-NUM_KEPT]:
                 old.unlink()
 
 
-def saved(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, oldest first."""
     return sorted(folder.glob("step-*.ckpt"))
 
 
-def newest_whole(
-    folder: Path, fits: Callable[[dict[str, Any]], object] = lambda checkpoint: None
+def find_newest_checkpoint(
+    folder: Path, check: Callable[[dict[str, Any]], object] = lambda checkpoint: None
 ) -> tuple[Path | None, dict[Path, str]]:
-    """The newest checkpoint that is whole and fits, and those after it that are not, with what is wrong.
+    """Return the newest intact checkpoint that passes a check, and the reasons why newer ones cannot be used.
 
     Args:
-        folder: of checkpoints.
-        fits: raises a ValueError that says why a checkpoint is not to be used.
+        folder: the folder of checkpoints.
+        check: raises a ValueError that says why a checkpoint cannot be used.
 
     Raises:
-        AnotherRunError: as ``fits`` does, of a checkpoint that is whole and of another configuration.
+        AnotherRunError: raised by ``check`` for an intact checkpoint of another configuration.
     """
-    wrong: dict[Path, str] = {}
-    for path in reversed(saved(folder)):
+    problems: dict[Path, str] = {}
+    for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = checksum.read_archive(path)
             missing = _KEYS - set(checkpoint) if isinstance(checkpoint, dict) else _KEYS
             if missing:
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             if not isinstance(checkpoint["whitenorm"], dict):
-                raise ValueError("it is not one of whitenorm-lab train")
-            fits(checkpoint)
+                raise ValueError("it was not written by whitenorm-lab train")
+            check(checkpoint)
         except AnotherRunError:
             raise
-        # The last three come from what is in no order that is known.
+        # The last three are raised for intact files with unknown content.
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            wrong[path] = str(error)
+            problems[path] = str(error)
         else:
-            return path, wrong
-    return None, wrong
+            return path, problems
+    return None, problems

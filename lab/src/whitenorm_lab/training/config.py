@@ -1,4 +1,4 @@
-"""What a training run is: a dataclass for each task, every field an option of ``whitenorm-lab train``."""
+"""Configuration of a training run; every field is an option of ``whitenorm-lab train``."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
-_R = TypeVar("_R", bound="RunConfig")
+_Config = TypeVar("_Config", bound="RunConfig")
 Schedule = Literal["constant", "step", "every", "cosine", "poly", "inverse-sqrt"]
 
 
 @dataclass
 class NormOptions:
-    """Which norm stands where in a net, beside a :class:`RunConfig`."""
+    """The norm of a net and its places; a second base class of configurations beside :class:`RunConfig`."""
 
     norm: str = "bn"
     """bn, gn, ln, in, none, iternorm, dbn, bw-sigma, sw, sw5, gw or iw."""
     where: str = "all"
-    """The recipe that places the norm, such as all, l1, l1+df, s1-b2, sw-cifar; BatchNorm stays elsewhere."""
+    """Recipe for the places of the norm, such as all, l1, l1+df, s1-b2, sw-cifar; BatchNorm stays at the others."""
     group_size: int | None = None
-    """Channels whitened together; the method's own if not given."""
+    """Channels whitened together; by default the method's own."""
     num_groups: int | None = None
-    """Groups of gn and gw; the method's own if not given."""
+    """Groups of gn and gw; by default the method's own."""
     newton_steps: int | None = None
-    """IterNorm's T; 5 if not given."""
+    """Newton iterations T of IterNorm; 5 by default."""
     solver: str | None = None
-    """newton, zca, pca or cholesky; the method's own if not given."""
+    """newton, zca, pca or cholesky; by default the method's own."""
     eps: float | None = None
-    """The norm's ε; its own if not given."""
+    """The norm's ε; by default its own."""
     affine: bool = True
-    """Whether the placed norm has γ and β."""
+    """Give the norm γ and β."""
     bias: bool = True
-    """Whether it has β beside γ."""
+    """Give the norm β beside γ."""
 
     def norm_options(self) -> dict[str, Any]:
-        """The norm's options that are given."""
+        """Return the norm's options that differ from its defaults."""
         options = {
             "group_size": self.group_size,
             "num_groups": self.num_groups,
             "steps": self.newton_steps,
-            # GW's text has BW_Σ by Newton in all its experiments; convert_'s own is ZCA.
+            # The GW paper uses Newton for BW_Σ in all experiments; the default of convert_ is ZCA.
             "solver": self.solver or ("newton" if self.norm == "bw-sigma" else None),
             "eps": self.eps,
             "affine": None if self.affine else False,
@@ -50,127 +50,129 @@ class NormOptions:
 
 @dataclass
 class RunConfig:
-    """What runs of all tasks have. A task's own is a subclass, which names the task and gives defaults that suit it."""
+    """Options of all tasks. Each task has a subclass, which names the task and adds its own options and defaults."""
 
     task: ClassVar[str]
-    """The task's folder in ``lab/tasks``."""
-    named: ClassVar[tuple[str, ...]] = ()
-    """Fields that are always part of a run's name, after the data set."""
-    aside: ClassVar[tuple[str, ...]] = (
+    """Name of the task, a package in ``whitenorm_lab.tasks``."""
+    name_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that are always part of a run's default folder name, after the data set."""
+    neutral_fields: ClassVar[tuple[str, ...]] = (
         *("data", "workers", "folder", "progress", "quiet", "checkpoint_epochs", "checkpoint_steps"),
     )
-    """What changes where and how a run is shown, but not its numbers."""
+    """Fields that may change when a run resumes, because they do not affect its numbers."""
 
     dataset: str = ""
-    """What is trained on."""
+    """Data set to train on."""
     data: Path | None = None
-    """The data root; $WHITENORM_DATA if not given."""
+    """Root folder of the data sets; $WHITENORM_DATA by default."""
     workers: int = 2
-    """Processes that read files. Sets that are in memory need none."""
+    """Processes that read files; data sets in memory need none."""
 
     epochs: int = 160
     """Passes over the training examples."""
     steps: int | None = None
-    """Stop after so many steps, in whatever epoch."""
+    """Stop after this many steps, in whichever epoch."""
     batch_size: int = 128
-    """Examples a step, over all processes; 0 is all of them at once."""
+    """Examples per step over all processes; 0 uses all of them in every step."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """SGD with momentum, Adam, or AdamW."""
     lr: float = 0.1
     """Learning rate at the start, or after the warm-up."""
     momentum: float = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     nesterov: bool = False
-    """Of SGD."""
+    """Use Nesterov momentum in SGD."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of Adam and AdamW."""
+    """Betas of Adam and AdamW."""
     weight_decay: float = 0.0
-    """On all parameters."""
+    """Weight decay of all parameters."""
     clip: float | None = None
-    """The largest norm that the gradient may have; longer ones are shortened to it."""
+    """Clip gradients to this norm."""
     schedule: Schedule = "step"
-    """lr × factor at each milestone, every so many steps, down to 0 along a cosine or a polynomial, or as 1/√step."""
+    """Learning rate: × factor at each milestone (step), × factor at a fixed interval (every), decay to 0 (cosine,
+    poly), or 1/√step (inverse-sqrt)."""
     milestones: tuple[int, ...] = ()
     """Epochs of the step schedule."""
     milestone_steps: tuple[int, ...] = ()
-    """Steps of the step schedule, beside those epochs."""
+    """Steps of the step schedule, in addition to those epochs."""
     factor: float = 0.1
-    """Of the step and every schedules."""
+    """Factor of the step and every schedules."""
     every: int = 1000
-    """Steps of the every schedule."""
+    """Interval of the every schedule in steps."""
     power: float = 0.9
-    """Of the poly schedule."""
+    """Exponent of the poly schedule."""
     warmup: int = 0
-    """Epochs of a linear rise to lr."""
+    """Epochs of a linear warm-up to lr."""
     warmup_steps: int = 0
-    """Steps of a linear rise to lr, beside those of the epochs."""
+    """Steps of a linear warm-up to lr, in addition to those epochs."""
     warmup_from: float = 0.0
-    """The share of lr that the rise begins at."""
+    """Fraction of lr at which the warm-up begins."""
 
     seed: int = 0
-    """Of weights, order, augmentation and everything drawn in training."""
+    """Seed of weights, order, augmentation and all other random draws."""
     precision: Literal["32", "bf16-mixed", "16-mixed", "64"] = "32"
-    """Of the arithmetic: AMP in bfloat16 or float16, or plain."""
+    """float32, automatic mixed precision in bfloat16 or float16, or float64."""
     accelerator: str = "auto"
-    """cpu, gpu, or what there is. Several processes are started by torchrun."""
+    """cpu, gpu, or auto for whichever is available. torchrun starts several processes."""
     sync: bool = False
-    """Batch statistics over all processes."""
+    """Compute batch statistics over all processes."""
     test_every: int = 1
     """Epochs between tests."""
     recalibrate: int | None = None
-    """Before a test, population statistics from so many training examples; 5,000 for batch whitening, else 0: none."""
+    """Recompute population statistics from this many training examples before a test; by default 5,000 for batch
+    whitening, and 0, which keeps the running statistics, for other norms."""
 
     folder: Path | None = None
-    """Of checkpoints, logs and results; runs/NAME on the command line, none in fit."""
+    """Folder for checkpoints, logs and results; on the command line runs/NAME by default, in fit none."""
     checkpoint_epochs: int = 1
     """Epochs between checkpoints."""
     checkpoint_steps: int | None = None
-    """Also a checkpoint every so many steps."""
+    """Steps between checkpoints, in addition to those after epochs."""
     progress: bool = True
-    """Show progress bars on a terminal. There is a line an epoch with and without them."""
+    """Show progress bars on a terminal. One line per epoch is printed with and without them."""
     quiet: bool = False
-    """Say nothing at all."""
+    """Print nothing."""
 
     def __post_init__(self) -> None:
-        self.at_least(1, "epochs", "every", "test_every", "checkpoint_epochs", "steps", "checkpoint_steps")
-        self.at_least(0, "batch_size", "workers", "warmup", "warmup_steps", "clip", "power")
-        self.several_or_none("recalibrate")
+        self.check_at_least(1, "epochs", "every", "test_every", "checkpoint_epochs", "steps", "checkpoint_steps")
+        self.check_at_least(0, "batch_size", "workers", "warmup", "warmup_steps", "clip", "power")
+        self.check_zero_or_several("recalibrate")
         for name in ("milestones", "milestone_steps"):
             if list(getattr(self, name)) != sorted(getattr(self, name)):
                 raise ValueError(f"expected {name} in rising order (got {getattr(self, name)})")
         if not 0 <= self.warmup_from <= 1:
-            raise ValueError(f"expected warmup_from to be a share from 0 to 1 (got {self.warmup_from})")
+            raise ValueError(f"expected warmup_from from 0 to 1 (got {self.warmup_from})")
 
-    def at_least(self, least: int, *names: str) -> None:
-        """Refuse smaller values of fields that are given."""
+    def check_at_least(self, least: int, *names: str) -> None:
+        """Raise a ValueError if one of these fields is set to less."""
         for name in names:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"expected {name} to be at least {least} (got {value})")
 
-    def several_or_none(self, *names: str) -> None:
-        """Refuse a number of examples that is 1 or negative."""
+    def check_zero_or_several(self, *names: str) -> None:
+        """Raise a ValueError if one of these counts of examples is 1 or negative."""
         for name in names:
             value = getattr(self, name)
             if value is not None and (value < 0 or value == 1):
                 raise ValueError(f"expected {name} to be 2 or more, or 0 (got {value})")
 
-    def elsewhere(self: _R, dataset: str) -> _R:
-        """The same for another data set, to be tested on, of which nothing was trained on."""
+    def for_dataset(self: _Config, dataset: str) -> _Config:
+        """Return a copy that tests on another data set."""
         return replace(self, dataset=dataset)
 
-    def at_once(self: _R, examples: int) -> _R:
-        """The same, to be tested with so many examples at once."""
+    def with_batch_size(self: _Config, examples: int) -> _Config:
+        """Return a copy that tests with another batch size."""
         return replace(self, batch_size=examples)
 
     def to_dict(self) -> dict[str, Any]:
-        """The task and all fields, as JSON has them."""
-        fields = {name: _plain(value) for name, value in asdict(self).items()}
+        """Return the task and all fields as JSON types."""
+        fields = {name: _to_json(value) for name, value in asdict(self).items()}
         return {"task": self.task, **fields}
 
     @classmethod
-    def from_dict(cls: type[_R], content: dict[str, Any]) -> _R:
-        """What :meth:`to_dict` gave; fields that an older version had not are at their defaults.
+    def from_dict(cls: type[_Config], content: dict[str, Any]) -> _Config:
+        """Restore a configuration from :meth:`to_dict`; fields that an older version lacked get their defaults.
 
         Example::
 
@@ -180,14 +182,14 @@ class RunConfig:
             True
         """
         hints = get_type_hints(cls)
-        return cls(**{name: _typed(value, hints.get(name)) for name, value in content.items() if name != "task"})
+        return cls(**{name: _from_json(value, hints.get(name)) for name, value in content.items() if name != "task"})
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
 
 
-def _typed(value: Any, hint: Any) -> Any:
+def _from_json(value: Any, hint: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return Path(value) if isinstance(value, str) and Path in (hint, *get_args(hint)) else value

@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, which must stay the same, and its results."""
+"""Folder of a run: its configuration, checkpoints and results."""
 
 from __future__ import annotations
 
@@ -10,124 +10,140 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from whitenorm_lab import checksum, tasks
-from whitenorm_lab.training.checkpoints import AnotherRunError, newest_whole, saved, set_aside, write
+from whitenorm_lab.training.checkpoints import (
+    AnotherRunError,
+    find_newest_checkpoint,
+    list_checkpoints,
+    set_aside,
+    write_atomically,
+)
 from whitenorm_lab.training.config import RunConfig
-from whitenorm_lab.training.outcome import Outcome
+from whitenorm_lab.training.result import TrainingResult
 
 _T = TypeVar("_T")
+# Names of version 0.2 in config.json and outcome.json.
+_RENAMED = {"described": "description", "given": "overrides"}
 
 
 class RunFolder:
-    """``config.json``, ``outcome.json`` when done, ``weights.pt``, ``checkpoints/`` and ``logs/``.
+    """Folder with config.json, outcome.json and weights.pt once the run is done, checkpoints/ and logs/.
 
-    All have checksums. What does not match is an OSError where it is read, and renamed where a run goes on.
+    All files but the logs have checksums. Reading a damaged file raises an OSError; a run that resumes renames it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self._config, self._outcome, self._weights = (
+        self._config, self._result, self._weights = (
             path / name for name in ("config.json", "outcome.json", "weights.pt")
         )
 
-    def check(self, config: RunConfig) -> None:
-        """Refuse a folder of another configuration; one without a checkpoint or an outcome is nobody's."""
-        if not self._config.exists() or not (self._outcome.exists() or saved(self.checkpoints)):
+    def check_config(self, config: RunConfig) -> None:
+        """Raise an AnotherRunError if the folder belongs to another configuration.
+
+        A folder without a checkpoint or a result belongs to none.
+        """
+        if not self._config.exists() or not (self._result.exists() or list_checkpoints(self.checkpoints)):
             return
         try:
-            content = _read(self._config, _json, dict)
-            old = self.config().to_dict() if "task" in content else content
+            content = _read(self._config, _read_json, dict)
+            old = self.read_config().to_dict() if "task" in content else content
         except OSError:
-            # Checkpoints have it too.
+            # The checkpoints store the configuration too.
             return
-        self.check_same(old, config)
+        self.check_same_config(old, config)
 
-    def check_same(self, old: dict[str, Any], config: RunConfig) -> None:
-        """Refuse another configuration than that of the folder, as JSON has it.
+    def check_same_config(self, old: dict[str, Any], config: RunConfig) -> None:
+        """Raise an AnotherRunError if a stored configuration differs in anything that affects the numbers.
 
-        Options that an older version had not were as their defaults are.
+        Options that an older version lacked count as their defaults.
         """
         if "task" not in old:
             raise AnotherRunError(
-                f"expected a run that this version can go on with (got {self.path}, a run of an earlier one); choose "
+                f"expected a run that this version can resume (got {self.path}, a run of an earlier version); choose "
                 "another --folder, or remove that one"
             )
         old, new = {**type(config)().to_dict(), **old}, config.to_dict()
-        differing = [name for name in new if name not in config.aside and old[name] != new[name]]
+        differing = [name for name in new if name not in config.neutral_fields and old[name] != new[name]]
         if differing:
             listed = ", ".join(f"{name} (was {old[name]!r}, now {new[name]!r})" for name in differing)
             raise AnotherRunError(
-                f"expected the configuration that {self.path} was made with (got other values of {listed}); choose "
-                "another --folder, or remove that one"
+                f"expected the configuration of the run in {self.path} (got other values of {listed}); choose another "
+                "--folder, or remove that one"
             )
 
-    def claim(self, config: RunConfig, description: dict[str, Any], given: Sequence[str]) -> None:
-        """Take the folder for a configuration, its data's description, and what was handed to ``fit`` beside it."""
-        content = {**config.to_dict(), "described": description, "given": list(given)}
-        write(self._config, (json.dumps(checksum.add_checksum(content), indent=2) + "\n").encode())
+    def write_config(self, config: RunConfig, description: dict[str, Any], overrides: Sequence[str]) -> None:
+        """Write the configuration, the description of the data, and the names of ``fit``'s arguments beside it."""
+        self._write_json(self._config, {**config.to_dict(), "description": description, "overrides": list(overrides)})
 
-    def mend(self, fits: Callable[[dict[str, Any]], object]) -> tuple[Path | None, list[str]]:
-        """Where to go on from, if anywhere; what is damaged is renamed, with a line that says so for each."""
+    def repair(self, check: Callable[[dict[str, Any]], object]) -> tuple[Path | None, list[str]]:
+        """Rename damaged files; return the checkpoint to resume from, if any, and one line per renamed file."""
         lines = []
-        for file, read in ((self._config, self.config), (self._outcome, self.outcome), (self._weights, self.weights)):
+        for file, read in (
+            (self._config, self.read_config),
+            (self._result, self.read_result),
+            (self._weights, self.read_weights),
+        ):
             if file.exists():
                 try:
                     read()
                 except OSError as error:
-                    lines.append(f"{error} It is set aside as {set_aside(file).name}.")
-        checkpoint, wrong = newest_whole(self.checkpoints, fits)
-        for path, why in wrong.items():
-            lines.append(f"{path} is not used: {why}. It is set aside as {set_aside(path).name}.")
-        if wrong:
-            lines.append("There is no checkpoint before it; training begins anew." if checkpoint is None else "")
-        return checkpoint, [line for line in lines if line]
+                    lines.append(f"{error} It is renamed to {set_aside(file).name}.")
+        checkpoint, problems = find_newest_checkpoint(self.checkpoints, check)
+        for path, reason in problems.items():
+            lines.append(f"{path} is not used: {reason}. It is renamed to {set_aside(path).name}.")
+        if problems and checkpoint is None:
+            lines.append("There is no earlier checkpoint; training starts from the beginning.")
+        return checkpoint, lines
 
-    def config(self) -> RunConfig:
-        """The run's configuration."""
+    def read_config(self) -> RunConfig:
+        """Return the run's configuration."""
 
-        def made(content: dict[str, Any]) -> RunConfig:
+        def parse(content: dict[str, Any]) -> RunConfig:
             if "task" not in content:
-                raise ValueError("it names no task, as those of earlier versions")
-            return tasks.load_config(
-                {name: value for name, value in content.items() if name not in ("described", "given")}
-            )
+                raise ValueError("it names no task, like those of earlier versions")
+            others = ("description", "overrides")
+            return tasks.load_config({name: value for name, value in content.items() if name not in others})
 
         if not self._config.exists():
             raise OSError(f"expected a folder of whitenorm-lab train (got {self.path}, which has no config.json)")
-        return _read(self._config, _json, made)
+        return _read(self._config, _read_json, parse)
 
-    def description(self) -> dict[str, Any]:
-        """What the run's model was built for."""
-        return _read(self._config, _json, lambda content: dict(content["described"]))
+    def read_description(self) -> dict[str, Any]:
+        """Return what the run's model was built for."""
+        return _read(self._config, _read_json, lambda content: dict(content["description"]))
 
-    def given(self) -> tuple[str, ...]:
-        """What was handed to ``fit``, of "model" and "dataset"."""
-        return _read(self._config, _json, lambda content: tuple(content["given"]))
+    def read_overrides(self) -> tuple[str, ...]:
+        """Return which of "model" and "dataset" were passed to ``fit`` in place of the configured ones."""
+        return _read(self._config, _read_json, lambda content: tuple(content["overrides"]))
 
-    def outcome(self) -> Outcome | None:
-        """The results, if the run is done."""
-        return _read(self._outcome, _json, Outcome.from_dict) if self._outcome.exists() else None
+    def read_result(self) -> TrainingResult | None:
+        """Return the result, or None if the run is not done."""
+        return _read(self._result, _read_json, TrainingResult.from_dict) if self._result.exists() else None
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """The final weights, if the run is done."""
+    def read_weights(self) -> dict[str, Tensor] | None:
+        """Return the final weights, or None if the run is not done."""
         return _read(self._weights, checksum.read_archive, dict) if self._weights.exists() else None
 
-    def finish(self, outcome: Outcome, model: nn.Module) -> None:
-        """Write the weights, and then the outcome, which says that the run is done."""
-        write(self._weights, checksum.to_archive(model.state_dict()))
-        write(self._outcome, (json.dumps(checksum.add_checksum(outcome.to_dict()), indent=2) + "\n").encode())
+    def write_results(self, result: TrainingResult, model: nn.Module) -> None:
+        """Write the weights, and then the result, which marks the run as done."""
+        write_atomically(self._weights, checksum.to_archive(model.state_dict()))
+        self._write_json(self._result, result.to_dict())
+
+    def _write_json(self, file: Path, content: dict[str, Any]) -> None:
+        write_atomically(file, (json.dumps(checksum.add_checksum(content), indent=2) + "\n").encode())
 
 
-def _json(file: Path) -> dict[str, Any]:
-    return checksum.verify_checksum(checksum.parse_json(file.read_bytes()))
+def _read_json(file: Path) -> dict[str, Any]:
+    content = checksum.verify_checksum(checksum.parse_json(file.read_bytes()))
+    return {_RENAMED.get(name, name): value for name, value in content.items()}
 
 
-def _read(file: Path, read: Callable[[Path], Any], made: Callable[[Any], _T]) -> _T:
+def _read(file: Path, read: Callable[[Path], Any], parse: Callable[[Any], _T]) -> _T:
     try:
-        return made(read(file))
+        return parse(read(file))
     except (KeyError, TypeError, ValueError) as error:
         raise OSError(
-            f"expected {file} as whitenorm-lab train writes it (got a damaged or foreign file: "
-            f"{error}); give the training "
-            "command again."
+            f"expected {file} as whitenorm-lab train writes it (got a damaged or foreign file: {error}); run the "
+            "training command again."
         ) from error

@@ -1,4 +1,4 @@
-"""The model of a run, from its folder."""
+"""Models of stored runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm_lab import checksum, tasks
-from whitenorm_lab.training.checkpoints import newest_whole
+from whitenorm_lab.training.checkpoints import find_newest_checkpoint
 from whitenorm_lab.training.folder import RunFolder
 from whitenorm_lab.training.task import Task
 
@@ -17,9 +17,9 @@ _PREFIX = "model."
 
 
 def load(run: Path | str) -> nn.Module:
-    """The model that a run of ``whitenorm-lab train`` trained, in eval mode, on the CPU.
+    """Load the model of a run of ``whitenorm-lab train``, in eval mode, on the CPU.
 
-    Of a run that is done the final weights, of one that was stopped those of its newest checkpoint.
+    It has the final weights, or those of the newest checkpoint if the run is not done.
 
     Args:
         run: the run's folder.
@@ -34,37 +34,37 @@ def load(run: Path | str) -> nn.Module:
         IterNorm(16, ...)
     """
     folder = RunFolder(Path(run))
-    config = folder.config()
-    if "model" in folder.given():
+    config = folder.read_config()
+    if "model" in folder.read_overrides():
         raise ValueError(
-            f"expected a run whose model was named (got {folder.path}, whose model was handed to fit); build that "
-            "model and load weights.pt into it"
+            f"expected a run whose configuration names its model (got {folder.path}, whose model was passed to fit); "
+            "build that model and load weights.pt into it"
         )
-    # A model's first weights are drawn, which nobody else's draws should notice.
+    # Drawing the initial weights must not advance the caller's random state.
     with torch.random.fork_rng(devices=[]):
-        model = build(tasks.build_task(config), folder.description())
+        model = build_model(tasks.build_task(config), folder.read_description())
     try:
-        model.load_state_dict(weights(folder))
+        model.load_state_dict(load_weights(folder))
     except RuntimeError as error:
         raise OSError(f"expected weights of the run's model in {folder.path} (got others): {error}") from error
     return model.eval()
 
 
-def build(task: Task[Any], description: dict[str, Any]) -> nn.Module:
-    """The model of a task, untrained."""
-    model = task.build(description)
+def build_model(task: Task[Any], description: dict[str, Any]) -> nn.Module:
+    """Build the untrained model of a task in the precision of its configuration."""
+    model = task.build_model(description)
     return model.double() if task.config.precision == "64" else model
 
 
-def weights(folder: RunFolder) -> dict[str, Tensor]:
-    """The state of a run's model: the final one, or else that of the newest checkpoint."""
-    if (final := folder.weights()) is not None:
-        return final
-    checkpoint, wrong = newest_whole(folder.checkpoints)
+def load_weights(folder: RunFolder) -> dict[str, Tensor]:
+    """Return the final state dict of a run's model, or that of the newest checkpoint if the run is not done."""
+    if (weights := folder.read_weights()) is not None:
+        return weights
+    checkpoint, problems = find_newest_checkpoint(folder.checkpoints)
     if checkpoint is None:
         raise OSError(
             f"expected weights.pt or a checkpoint in {folder.path} (got neither); train until there is one"
-            + "".join(f". {path} is damaged: {why}" for path, why in wrong.items())
+            + "".join(f". {path} is damaged: {reason}" for path, reason in problems.items())
         )
     state = checksum.read_archive(checkpoint)["state_dict"]
     return {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}

@@ -1,4 +1,4 @@
-"""A lock that gives a folder to one process at a time."""
+"""Lock that gives a folder to one process at a time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Descriptors that hold a lock of this process.
+# File descriptors of the locks that this process holds.
 _HELD: set[int] = set()
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, or raise an error that names the process that does.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder, or raise an OSError that names the process that holds it.
 
-    The lock is gone with the process, however it ends. It belongs to the open file, so that neither another attempt
-    of this process nor reading the file gives it up; processes that this one forks do not share it.
+    The lock ends with the process, however it ends. It belongs to the open file: neither a second attempt in this
+    process nor reading the file releases it, and forked processes do not hold it. (The filelock package would let the
+    workers of a killed run hold its lock.)
 
     Example::
 
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with locked(folder), locked(folder):
+        >>> with lock_folder(folder), lock_folder(folder):
         ...     pass
         Traceback (most recent call last):
         OSError: expected ... to be free (got a run in it: process ...
@@ -38,7 +39,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
-        # A forked process that gets here holds nothing.
+        # A forked process that leaves the block holds no lock.
         if file in _HELD:
             _HELD.discard(file)
             path.unlink(missing_ok=True)
@@ -46,24 +47,24 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path) -> int:
-    """Open and lock a file; returns its descriptor."""
+    """Open and lock a file, and return its descriptor."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # Not lockf: closing any other descriptor of the file would give up its lock.
+            # lockf would release its lock when any other descriptor of the file is closed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(file, 1000).decode(errors="replace")
             os.close(file)
             raise _explain(error, path, holder) from error
-        # Its holder may have removed it between our opening and locking it.
+        # The previous holder may have removed the file after it was opened here.
         if _is_at(path, file):
             return file
         os.close(file)
 
 
 def _is_at(path: Path, file: int) -> bool:
-    """Whether a path still names an open file."""
+    """Return whether a path still names an open file."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -82,9 +83,9 @@ def _explain(error: OSError, path: Path, holder: str) -> OSError:
 
 
 def _close_inherited() -> None:
-    """Close what a fork has copied: an open file stays locked until all its descriptors are closed.
+    """Close descriptors copied by a fork, because a file stays locked until all its descriptors are closed.
 
-    Otherwise the processes that read images would hold on to the lock when this one is killed.
+    Otherwise the workers of a data loader would keep the lock of a killed run.
     """
     while _HELD:
         os.close(_HELD.pop())

@@ -1,4 +1,4 @@
-"""Numbers of an epoch as totals over examples, over all processes."""
+"""Means over the examples of an epoch, over all processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Means(torchmetrics.Metric):
-    """Means by name, such as loss and accuracy, of examples that each count once, in whatever batch and process.
+    """Means of several scores over examples, where each example has the same weight in any batch and process.
 
-    Totals are added where the data are, and nothing waits for them. They can be kept, and gone on from: a run that was
-    stopped in an epoch ends it with the same numbers.
+    Totals are added on the device without synchronization. Their state can be stored, so that a run that stops in the
+    middle of an epoch and resumes ends with the same numbers.
 
     Example::
 
@@ -25,7 +25,7 @@ class Means(torchmetrics.Metric):
 
     full_state_update = False
     totals: Tensor
-    """Of the names in order, and last of the examples."""
+    """Totals in the order of the names, then the number of examples."""
 
     def __init__(self, names: Sequence[str] = ("loss",)) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Means(torchmetrics.Metric):
         self.add_state("totals", torch.zeros(len(self.names) + 1, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, examples: int | Tensor, **totals: Tensor | float) -> None:
-        """Add a batch: how many examples (or tokens) it has, and each name's total over them."""
+        """Add a batch: its number of examples (or tokens), and the total of each score over them."""
         if set(totals) != set(self.names):
             raise ValueError(f"expected totals of {', '.join(self.names)} (got {', '.join(totals)})")
         for i, name in enumerate(self.names):
@@ -41,20 +41,20 @@ class Means(torchmetrics.Metric):
         self.totals[-1] += examples
 
     def compute(self) -> dict[str, float]:
-        """The mean of each name over all examples."""
+        """Return the mean of each score over all examples."""
         *totals, examples = self.totals.tolist()
         return {name: total / examples for name, total in zip(self.names, totals, strict=True)}
 
     def total(self, name: str) -> Tensor:
-        """A name's total so far, in this process."""
+        """Return the total of a score in this process."""
         return self.totals[self.names.index(name)]
 
-    def kept(self) -> Tensor:
-        """The totals as they stand, over all processes."""
+    def gather_totals(self) -> Tensor:
+        """Return a copy of the totals over all processes."""
         with self.sync_context():
             return self.totals.clone()
 
-    def load(self, kept: Tensor) -> None:
-        """Go on from totals."""
-        self.totals.copy_(kept)
+    def load_totals(self, totals: Tensor) -> None:
+        """Continue from totals of :meth:`gather_totals`."""
+        self.totals.copy_(totals)
         self._update_count = 1

@@ -1,4 +1,4 @@
-"""What a task is to the training program: data, model, loss and scores; everything else is the program's."""
+"""Interface between the training program and a task, which provides data, model, loss and scores."""
 
 from __future__ import annotations
 
@@ -12,129 +12,132 @@ import torchmetrics
 from torch import Tensor, nn
 
 from whitenorm_lab.training.config import RunConfig
+from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source
 
 Config = TypeVar("Config", bound=RunConfig)
 
 
 class Task(nn.Module, ABC, Generic[Config]):
-    """One run's task, made from its configuration.
+    """Base class of tasks; one instance serves one run.
 
-    It is a module so that what it computes with moves to the device with the model: a mean and a deviation as buffers,
-    a trained network of a loss. None of that is trained or kept in checkpoints; it follows from the configuration and
-    the data. It stays in eval mode. (``parameters``, ``train`` and the like are nn.Module's and of the task's own.)
+    A task is a module, so that its buffers and networks, such as the mean and deviation of images or the trained
+    network of a loss, move to the device with the model. They follow from the configuration and the data: they are not
+    trained, not stored in checkpoints, and stay in eval mode. A subclass must not reuse names of nn.Module, such as
+    ``parameters`` and ``train``.
 
-    The order of calls is ``source``, ``build`` (unless ``fit`` was handed a model), ``check``, and then for each batch
-    ``on_device`` and ``loss`` or ``test``; at the end ``finish``. To load a model there is ``build`` alone.
+    The program calls ``build_loaders``, ``build_model`` (unless ``fit`` was given a model), ``check``, then for each
+    batch ``prepare_batch`` and ``loss`` or ``test``, and finally ``finish``. To load a trained model it calls
+    ``build_model`` alone.
     """
 
     unit: ClassVar[str] = "images"
-    """What an example is called in the line of an epoch."""
-    best: ClassVar[str] = "loss"
-    """The test number that tells most, such as "accuracy", "miou" or "bleu"."""
-    calibrated: ClassVar[int] = 5000
-    """Training examples that population statistics are taken from, of batch whitening, if nobody says."""
+    """Name of an example in the printed line of an epoch."""
+    main_score: ClassVar[str] = "loss"
+    """The test score printed at the end of a run, such as "accuracy", "miou" or "bleu"."""
+    calibration_examples: ClassVar[int] = 5000
+    """Default number of training examples that batch whitening recomputes its population statistics from."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
 
     @abstractmethod
-    def source(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> Source:
-        """The batches of one process.
+    def build_loaders(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
+        """Build the data loaders of one process.
 
         Args:
-            dataset: in place of the data that the configuration names, if not None; what it is, the task says.
-            step: how many steps are done, which the order of training follows from.
-            rank: the number of the process.
-            world: how many there are.
+            dataset: replaces the data that the configuration names if not None; its type is the task's choice.
+            step: returns the global step, which the order of training examples follows from.
+            rank: index of the process.
+            world: number of processes.
         """
 
     @abstractmethod
-    def build(self, description: dict[str, Any]) -> nn.Module:
-        """The untrained model for a source's description."""
+    def build_model(self, description: dict[str, Any]) -> nn.Module:
+        """Build the untrained model for :attr:`DataLoaders.description`."""
 
     @abstractmethod
-    def example(self, description: dict[str, Any], number: int) -> Any:
-        """Random inputs for a model of so many examples, as :meth:`inputs` has them."""
+    def example_inputs(self, description: dict[str, Any], count: int) -> Any:
+        """Return random inputs of ``count`` examples, in the form of :meth:`inputs`."""
 
     def check(self, model: nn.Module, description: dict[str, Any]) -> None:
-        """Refuse a model that does not fit the data with a ValueError, before a folder is taken.
+        """Raise a ValueError if the model does not fit the data; called before the run's folder is written.
 
-        The model has parameters of its final type, and may be on any device. Here it is run once, in eval mode.
+        The model's parameters have their final dtype and may be on any device. By default the model runs once, in eval
+        mode.
         """
         with torch.random.fork_rng(devices=[]):
-            forward(model, self.example(description, 2))
+            forward_in_eval_mode(model, self.example_inputs(description, 2))
 
-    def on_device(self, batch: Any) -> Any:
-        """A batch made ready where the model is: normalised and augmented. Training, test and calibration have it."""
+    def prepare_batch(self, batch: Any) -> Any:
+        """Normalize and augment a batch on the model's device, for training, tests and calibration."""
         return batch
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, step: int, scores: Means) -> Tensor:
-        """The loss of a training batch, with its numbers added to :meth:`train_scores`, detached.
+        """Return the loss of a training batch, and add its detached scores to :meth:`train_scores`.
 
-        Of several processes, gradients are averaged: a loss that is a mean over examples of which processes have
-        different numbers is to be weighted by the process's share (``world * its examples / those of all``).
+        Gradients are averaged over processes. If processes have different numbers of examples in a batch, a loss that
+        is a mean over examples must be weighted by ``world * own examples / all examples``.
         """
 
     def train_scores(self) -> Means:
-        """For the numbers of an epoch of training, of which one is "loss"."""
+        """Build the metric for an epoch of training; one of its names must be "loss"."""
         return Means(("loss",))
 
     @abstractmethod
     def test_scores(self) -> torchmetrics.Metric:
-        """For the numbers of one test set; ``compute`` gives a dict of numbers."""
+        """Build the metric for one test set; ``compute`` returns scores by name."""
 
     @abstractmethod
     def test(self, model: nn.Module, batch: Any, scores: Any) -> None:
-        """Add a test batch to :meth:`test_scores`; the model is in eval mode. A process's share may be empty."""
+        """Add a test batch, which may be empty, to :meth:`test_scores`; the model is in eval mode."""
 
     @abstractmethod
     def inputs(self, batch: Any) -> Any:
-        """What a model takes of a batch that is on the device: a tensor, or a dict of keyword arguments."""
+        """Return the model's inputs for a prepared batch: a tensor, or a dict of keyword arguments."""
 
-    def groups(self, model: nn.Module) -> Iterable[Any]:
-        """What the optimizer trains: parameters, or groups of them with an lr or weight_decay of their own."""
+    def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
+        """Return what the optimizer trains: parameters, or groups with their own lr or weight_decay."""
         return model.parameters()
 
-    def words(self, numbers: dict[str, float]) -> str:
-        """Training or test numbers, or some of them, as they are shown: ``"loss 0.2513, miou 0.4312"``."""
-        return ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+    def format_scores(self, scores: dict[str, float]) -> str:
+        """Format training or test scores for a printed line, such as ``"loss 0.2513, miou 0.4312"``."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
-    def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
-        """Pictures and other files of a trained model, into the run's folder; by the first process alone.
+    def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
+        """Write pictures and other files of a trained model into the run's folder; called in the first process only.
 
-        The model is in eval mode and on its device. It may happen again, where a run was stopped in it.
+        The model is in eval mode and on its device. A run that stops here and resumes calls this again.
         """
 
     def train(self, mode: bool = True) -> Task[Config]:
-        """Stay in eval mode: what a task computes with is not trained."""
+        """Stay in eval mode."""
         return super().train(False)
 
 
-def forward(model: nn.Module, inputs: Any) -> Any:
-    """A model's outputs in eval mode, without a trace in it or in others' random numbers."""
+def forward_in_eval_mode(model: nn.Module, inputs: Any) -> Any:
+    """Return a model's outputs in eval mode, without changing the model or torch's random state."""
     parameter = next(model.parameters(), torch.empty(0))
     modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return call(model.eval(), placed(inputs, parameter))
+            return call_model(model.eval(), move_inputs(inputs, parameter))
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model of inputs, as :meth:`Task.inputs` has them."""
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call a model with inputs in the form of :meth:`Task.inputs`."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
-def placed(inputs: Any, like: Tensor) -> Any:
-    """Inputs on a parameter's device, floating ones in its type."""
+def move_inputs(inputs: Any, like: Tensor) -> Any:
+    """Move inputs to the device of ``like``, and floating-point ones to its dtype."""
     if isinstance(inputs, Tensor):
         return inputs.to(like.device, like.dtype if inputs.is_floating_point() else inputs.dtype)
     if isinstance(inputs, Mapping):
-        return {name: placed(value, like) for name, value in inputs.items()}
-    return [placed(value, like) for value in inputs] if isinstance(inputs, (list, tuple)) else inputs
+        return {name: move_inputs(value, like) for name, value in inputs.items()}
+    return [move_inputs(value, like) for value in inputs] if isinstance(inputs, (list, tuple)) else inputs

@@ -35,7 +35,7 @@ from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.detection.config import Detection
 from whitenorm_lab.tasks.detection.presets import GwCoco, GwCocoMask, GwCocoScratch
-from whitenorm_lab.training import DivergenceError, Outcome
+from whitenorm_lab.training import DivergenceError, TrainingResult
 
 _EVERYWHERE: dict[str, Any] = {"where": "all"}
 _BN: dict[str, Any] = {"norm": "bn", **_EVERYWHERE}
@@ -127,7 +127,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     try:
         outcome, diverged = fit(config, callbacks=[watch]), False
     except DivergenceError as error:
-        outcome, diverged = error.outcome, True
+        outcome, diverged = error.result, True
     return _values(outcome, config, diverged)
 
 
@@ -140,7 +140,7 @@ def _weights(config: Detection, context: Context) -> Path:
     return next((path for path in (root / name, root / f"{name}.pt") if path.exists()), root / name)
 
 
-def _values(outcome: Outcome, config: Detection, diverged: bool) -> dict[str, Any]:
+def _values(outcome: TrainingResult, config: Detection, diverged: bool) -> dict[str, Any]:
     tested = [epoch for epoch in outcome.epochs if epoch.tests]
     columns = [f"{prefix}{name}" for prefix in (("", "mask_") if config.masks else ("",)) for name in _COLUMNS]
     values: dict[str, Any] = {

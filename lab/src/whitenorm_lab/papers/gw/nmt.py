@@ -25,7 +25,7 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import finish, line_styles, spread_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.tasks.translation.config import GwNmt, Translate
-from whitenorm_lab.training import DivergenceError, Outcome
+from whitenorm_lab.training import DivergenceError, TrainingResult
 
 _NORMS = {"LN": "ln", "GW": "gw"}
 _TITLES = {"multi30k": "Multi30k, German to English", "iwslt14": "IWSLT14, German to English"}
@@ -58,16 +58,16 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     try:
         outcome = fit(config, callbacks=[watch])
     except DivergenceError as error:
-        outcome = error.outcome
+        outcome = error.result
     return {**_curves(outcome, config.epochs), "signature": bleu_signature(config.target)}
 
 
-def _curves(outcome: Outcome, epochs: int) -> dict[str, Any]:
+def _curves(outcome: TrainingResult, epochs: int) -> dict[str, Any]:
     """By epoch; those of a run that diverged are infinite from there on, and its BLEU is 0."""
     missing = epochs - len(outcome.epochs)
     return {
         **{
-            name: [epoch.number(name) for epoch in outcome.epochs]
+            name: [epoch.score(name) for epoch in outcome.epochs]
             + [0.0 if name == "test_bleu" else float("inf")] * missing
             for name in _CURVES
         },

@@ -25,7 +25,7 @@ from whitenorm_lab.claims.rules import SECOND
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.papers.shared.curves import curves
 from whitenorm_lab.papers.shared.scaling import Rates, as_run, printed, short_of, smaller
-from whitenorm_lab.training import DivergenceError, Outcome, Train
+from whitenorm_lab.training import DivergenceError, Train, TrainingResult
 
 # Of the last test on images that are held out.
 _HELD_OUT = "held_out_error"
@@ -207,7 +207,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     try:
         outcome = fit(config, dataset=dataset, callbacks=[watch])
     except DivergenceError as error:
-        outcome = error.outcome
+        outcome = error.result
     return _values(outcome, config)
 
 
@@ -219,7 +219,7 @@ def _folder(config: Train, context: Context) -> Path:
     return root / name
 
 
-def _values(outcome: Outcome, config: Train) -> dict[str, Any]:
+def _values(outcome: TrainingResult, config: Train) -> dict[str, Any]:
     done = outcome.epochs
     tests = [epoch.test_accuracy for epoch in done if epoch.test_accuracy is not None]
     left, untested = config.epochs - len(done), math.ceil(config.epochs / config.test_every) - len(tests)

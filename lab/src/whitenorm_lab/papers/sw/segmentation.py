@@ -33,7 +33,7 @@ from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.segmentation.config import Segment, SwAde20k, SwCityscapes
-from whitenorm_lab.training import DivergenceError, Outcome
+from whitenorm_lab.training import DivergenceError, TrainingResult
 
 _WEIGHTS = "weights/resnet50.pth"
 _CAMVID = Segment(
@@ -111,7 +111,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     try:
         outcome = fit(config, callbacks=[watch])
     except DivergenceError as error:
-        outcome = error.outcome
+        outcome = error.result
     return _values(outcome, config)
 
 
@@ -127,7 +127,7 @@ def _weights(config: Segment, context: Context) -> str | None:
     return str(path)
 
 
-def _values(outcome: Outcome, config: Segment) -> dict[str, Any]:
+def _values(outcome: TrainingResult, config: Segment) -> dict[str, Any]:
     tests = {epoch.epoch: epoch.tests["test"] for epoch in outcome.epochs if epoch.tests}
     epochs = [
         epoch for epoch in range(1, config.epochs + 1) if epoch % config.test_every == 0 or epoch == config.epochs

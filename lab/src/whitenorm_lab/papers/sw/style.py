@@ -36,7 +36,7 @@ from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.style.config import Style, SwStyle
-from whitenorm_lab.training import DivergenceError, Outcome
+from whitenorm_lab.training import DivergenceError, TrainingResult
 
 # By ZCA, as SW's text has it.
 _NORMS: dict[str, Settings] = {
@@ -79,7 +79,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     try:
         outcome = fit(config, callbacks=[watch])
     except DivergenceError as error:
-        return {**values, **_curves(error.outcome, config.epochs)}
+        return {**values, **_curves(error.result, config.epochs)}
     return {**values, **_curves(outcome, config.epochs), **({"painted": _painted(config, settings)} if first else {})}
 
 
@@ -98,10 +98,10 @@ def _config(settings: Settings, context: Context) -> Style:
     return Style(**fields, seed=context.seed, folder=context.folder, recalibrate=0, quiet=True)
 
 
-def _curves(outcome: Outcome, epochs: int) -> dict[str, Any]:
+def _curves(outcome: TrainingResult, epochs: int) -> dict[str, Any]:
     """By epoch; those of a run that diverged are infinite from there on."""
     rest = [float("inf")] * (epochs - len(outcome.epochs))
-    return {name: [epoch.number(name) for epoch in outcome.epochs] + rest for name in _CURVES}
+    return {name: [epoch.score(name) for epoch in outcome.epochs] + rest for name in _CURVES}
 
 
 def _originals(config: Style, settings: Settings) -> list[str]:

@@ -18,7 +18,7 @@ class Train(RunConfig, NormOptions):
     """
 
     task: ClassVar[str] = "classification"
-    named: ClassVar[tuple[str, ...]] = ("net", "norm", "where")
+    name_fields: ClassVar[tuple[str, ...]] = ("net", "norm", "where")
 
     net: str = "resnet20"
     """mlp-128-64 (widths), vgg-a, vgg-16conv, s-plain-20, cnn-4, resnet20, bottleneck-29, wrn-28-10, timm:NAME, or
@@ -68,11 +68,11 @@ class Train(RunConfig, NormOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "image_size", "train_images", "test_images", "resize")
-        self.at_least(0, "calibrate")
+        self.check_at_least(1, "image_size", "train_images", "test_images", "resize")
+        self.check_at_least(0, "calibrate")
         if self.resize is not None and self.dataset.startswith(FOLDER):
             raise ValueError(f"expected --image-size for an image folder (got --resize {self.resize})")
-        self.several_or_none("validation_images", "batch_size")
+        self.check_zero_or_several("validation_images", "batch_size")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"expected label_smoothing from 0 to below 1 (got {self.label_smoothing})")
         if self.mixup < 0:
@@ -85,7 +85,7 @@ class Train(RunConfig, NormOptions):
             del options["solver"]
         return options
 
-    def elsewhere(self, dataset: str) -> Train:
+    def for_dataset(self, dataset: str) -> Train:
         """The same for another set; both, or neither, are image folders."""
         if dataset.startswith(FOLDER) != self.dataset.startswith(FOLDER):
             raise ValueError(

@@ -16,9 +16,8 @@ from torchvision.transforms import v2
 
 from whitenorm_lab.tasks.classification.config import Train
 from whitenorm_lab.tasks.classification.shares import shares
-from whitenorm_lab.training.batches import check_batch_size
-from whitenorm_lab.training.reading import Loader, TrainOrder, test_order
-from whitenorm_lab.training.sources import Source, calibration_rows
+from whitenorm_lab.training.batches import check_batch_size, draw_calibration_rows
+from whitenorm_lab.training.loaders import DataLoaders, FileLoader, TrainSampler, build_test_sampler
 
 # Of ImageNet's training images.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -26,7 +25,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CROP = 224 / 256
 
 
-def source(config: Train, path: str, step: Callable[[], int], rank: int, world: int) -> Source:
+def build_loaders(config: Train, path: str, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
     """The batches of a folder for one process, normalised by ImageNet's mean and deviation, or to [-1, 1]."""
     folder = Path(path)
     train = _folder(folder / "train", _transform(config, config.augment))
@@ -43,10 +42,10 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
     numbers, held_out = (share.sort().values for share in shares(len(train), config))
     batch_size = check_batch_size(config.batch_size, len(numbers), world)
     collate = partial(_stacked, config.image_size)
-    opened = [Loader(train, TrainOrder(numbers, batch_size, config.seed, step, rank, world), config, collate)]
+    opened = [FileLoader(train, TrainSampler(numbers, batch_size, config.seed, step, rank, world), config, collate)]
 
-    def tested(images: ImageFolder, rows: Tensor) -> Loader:
-        opened.append(Loader(images, test_order(rows, batch_size // world, rank, world), config, collate))
+    def tested(images: ImageFolder, rows: Tensor) -> FileLoader:
+        opened.append(FileLoader(images, build_test_sampler(rows, batch_size // world, rank, world), config, collate))
         return opened[-1]
 
     def close() -> None:
@@ -54,11 +53,11 @@ def source(config: Train, path: str, step: Callable[[], int], rank: int, world: 
             loader.close()
 
     tests = {"test": (test, torch.arange(len(test))[: config.test_images]), "validation": (plain, held_out)}
-    return Source(
+    return DataLoaders(
         {"classes": len(train.classes), "shape": (3, config.image_size, config.image_size)},
         opened[0],
         {name: tested(images, rows) for name, (images, rows) in tests.items() if len(rows)},
-        lambda number: tested(plain, numbers[calibration_rows(len(numbers), number, config.seed, world)]),
+        lambda number: tested(plain, numbers[draw_calibration_rows(len(numbers), number, config.seed, world)]),
         batch_size,
         close,
     )

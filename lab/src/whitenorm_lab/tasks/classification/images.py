@@ -11,7 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from whitenorm_lab.data import Split
-from whitenorm_lab.training.batches import StepBatches, TestBatches, check_batch_size, generator, in_turn, shuffled
+from whitenorm_lab.training.batches import (
+    StepBatches,
+    TestBatches,
+    check_batch_size,
+    seeded_generator,
+    shuffle_into_batches,
+    split_in_order,
+)
 
 PADDING = 4
 
@@ -50,7 +57,7 @@ class TrainBatches(StepBatches):
         return len(self.split.labels) // self.batch_size
 
     def order(self, epoch: int) -> list[Tensor]:
-        return shuffled(torch.arange(len(self.split.labels)), self.batch_size, self.seed, epoch)
+        return shuffle_into_batches(torch.arange(len(self.split.labels)), self.batch_size, self.seed, epoch)
 
     def batch(self, epoch: int, i: int, part: Tensor) -> Batch:
         # Drawn for the whole batch, of which each process has its rows.
@@ -62,7 +69,7 @@ class TrainBatches(StepBatches):
 
     def _draws(self, epoch: int, i: int) -> Tensor:
         limits = torch.tensor([2 * PADDING + 1, 2 * PADDING + 1, 2])
-        return (torch.rand(self.batch_size, 3, generator=generator(self.seed, epoch, i)) * limits).long()
+        return (torch.rand(self.batch_size, 3, generator=seeded_generator(self.seed, epoch, i)) * limits).long()
 
 
 class ImageBatches(TestBatches):
@@ -70,7 +77,7 @@ class ImageBatches(TestBatches):
 
     def __init__(self, split: Split, batch_size: int, rank: int = 0, world: int = 1) -> None:
         self.split = split
-        super().__init__(in_turn(torch.arange(len(split.labels)), batch_size, rank, world), self._rows)
+        super().__init__(split_in_order(torch.arange(len(split.labels)), batch_size, rank, world), self._rows)
 
     def _rows(self, rows: Tensor) -> Batch:
         return Batch(self.split.images[rows], self.split.labels[rows])
@@ -118,7 +125,7 @@ def mixing(alpha: float, *key: int, number: int) -> tuple[float, Tensor]:
         >>> 0 <= share <= 1, sorted(order.tolist())
         (True, [0, 1, 2])
     """
-    drawn = generator(*key, "mixup")
+    drawn = seeded_generator(*key, "mixup")
     # torch's own draw of a Beta distribution takes no generator.
     share = np.random.default_rng(drawn.initial_seed()).beta(alpha, alpha)
     return float(share), torch.randperm(number, generator=drawn)

@@ -9,12 +9,13 @@ from whitenorm_lab.data import Dataset, Split
 from whitenorm_lab.tasks.classification.config import Train
 from whitenorm_lab.tasks.classification.images import ImageBatches, TrainBatches
 from whitenorm_lab.tasks.classification.shares import shares
-from whitenorm_lab.training.sources import Source, calibration_rows
+from whitenorm_lab.training.batches import draw_calibration_rows
+from whitenorm_lab.training.loaders import DataLoaders
 
 TEST_BATCH = 500
 
 
-def source(config: Train, dataset: Dataset, step: Callable[[], int], rank: int, world: int) -> Source:
+def build_loaders(config: Train, dataset: Dataset, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
     """The batches of a set for one process, as bytes; ``train.split`` has the images that are trained on."""
     chosen, held_out = shares(len(dataset.train.labels), config)
     # All images in the order they have, where all are trained on: without a copy.
@@ -24,10 +25,10 @@ def source(config: Train, dataset: Dataset, step: Callable[[], int], rank: int, 
     test_batch = min(TEST_BATCH, config.batch_size * 4 or TEST_BATCH)
 
     def calibration(number: int) -> ImageBatches:
-        part = _rows(train, calibration_rows(len(train.labels), number, config.seed, world))
+        part = _rows(train, draw_calibration_rows(len(train.labels), number, config.seed, world))
         return ImageBatches(part, batches.batch_size // world, rank, world)
 
-    return Source(
+    return DataLoaders(
         {"classes": dataset.classes, "shape": tuple(train.images.shape[1:])},
         batches,
         {name: ImageBatches(split, test_batch, rank, world) for name, split in tests.items() if len(split.labels)},

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whitenorm_lab.tasks.classification.config import Train
-from whitenorm_lab.training.batches import generator
+from whitenorm_lab.training.batches import seeded_generator
 
 
 def shares(number: int, config: Train) -> tuple[Tensor, Tensor]:
@@ -25,5 +25,5 @@ def shares(number: int, config: Train) -> tuple[Tensor, Tensor]:
             f"expected train_images up to the {number} there are, less those held out (got {config.train_images}"
             f"{asked})"
         )
-    order = torch.randperm(number, generator=generator(config.seed))
+    order = torch.randperm(number, generator=seeded_generator(config.seed))
     return order[:train], order[number - held_out :]

@@ -14,9 +14,9 @@ from whitenorm_lab import data, nets
 from whitenorm_lab.tasks.classification import memory
 from whitenorm_lab.tasks.classification.config import FOLDER, Train
 from whitenorm_lab.tasks.classification.images import Batch, crop_and_flip, mixing, normalisation, resized
+from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source
-from whitenorm_lab.training.task import Task, forward
+from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
 # They change what a trained net computes.
 _WITHOUT_POPULATION = ("gw", "gn", "ln", "in", "iw")
@@ -28,26 +28,28 @@ _WORDS = {"accuracy": "accuracy {:.2%}", "top5": "top-5 {:.2%}", "loss": "loss {
 class Classification(Task[Train]):
     """Batches are :class:`~.images.Batch`; ``fit`` takes a :class:`whitenorm_lab.data.Dataset`."""
 
-    best: ClassVar[str] = "accuracy"
+    main_score: ClassVar[str] = "accuracy"
     mean: Tensor | None
     factor: Tensor
     top5 = False
-    _source: Source | None = None
+    _source: DataLoaders | None = None
 
     def __init__(self, config: Train) -> None:
         super().__init__(config)
         for name in ("mean", "factor"):
             self.register_buffer(name, None, persistent=False)
 
-    def source(self, dataset: data.Dataset | None, step: Callable[[], int], rank: int, world: int) -> Source:
+    def build_loaders(
+        self, dataset: data.Dataset | None, step: Callable[[], int], rank: int, world: int
+    ) -> DataLoaders:
         config = self.config
         if dataset is None and config.dataset.startswith(FOLDER):
             from whitenorm_lab.tasks.classification import imagefolder
 
-            batches = imagefolder.source(config, config.dataset.removeprefix(FOLDER), step, rank, world)
+            batches = imagefolder.build_loaders(config, config.dataset.removeprefix(FOLDER), step, rank, world)
         else:
             dataset = data.load(config.dataset, config.data) if dataset is None else dataset
-            batches = memory.source(config, dataset, step, rank, world)
+            batches = memory.build_loaders(config, dataset, step, rank, world)
             self.normalise_by(batches.train.split.images)
             if config.resize is not None:
                 shape = (batches.description["shape"][0], config.resize, config.resize)
@@ -60,7 +62,7 @@ class Classification(Task[Train]):
         """Take the mean and the factor from training images as bytes."""
         self.mean, self.factor = normalisation(images, self.config.normalize)
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
+    def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
         net = nets.build(
             config.net,
@@ -90,15 +92,17 @@ class Classification(Task[Train]):
             return None
         if not config.calibrate:
             return None
-        return torch.cat([self.inputs(self.on_device(batch)) for batch in self._source.calibration(config.calibrate)])
+        return torch.cat(
+            [self.inputs(self.prepare_batch(batch)) for batch in self._source.build_calibration(config.calibrate)]
+        )
 
-    def example(self, description: dict[str, Any], number: int) -> Tensor:
-        return torch.randn(number, *description["shape"])
+    def example_inputs(self, description: dict[str, Any], count: int) -> Tensor:
+        return torch.randn(count, *description["shape"])
 
     def check(self, model: nn.Module, description: dict[str, Any]) -> None:
         config, classes = self.config, description["classes"]
         try:
-            logits = forward(model, torch.zeros(2, *description["shape"]))
+            logits = forward_in_eval_mode(model, torch.zeros(2, *description["shape"]))
         except RuntimeError as error:
             raise ValueError(
                 f"expected a net that takes images of {'×'.join(map(str, description['shape']))}, as {config.dataset} "
@@ -110,7 +114,7 @@ class Classification(Task[Train]):
                 f"{tuple(logits.shape[1:])})"
             )
 
-    def on_device(self, batch: Any) -> Batch:
+    def prepare_batch(self, batch: Any) -> Batch:
         batch = Batch(*batch)
         images = batch.images if self.mean is None else self._prepared(batch, self.mean)
         return batch._replace(images=images.to(memory_format=self._format()), draws=None)
@@ -158,7 +162,7 @@ class Classification(Task[Train]):
     def inputs(self, batch: Batch) -> Tensor:
         return batch.images
 
-    def words(self, numbers: dict[str, float]) -> str:
+    def format_scores(self, numbers: dict[str, float]) -> str:
         return ", ".join(_WORDS[name].format(value) for name, value in numbers.items())
 
 

@@ -20,7 +20,7 @@ class Detection(RunConfig, NormOptions):
     """
 
     task: ClassVar[str] = "detection"
-    named: ClassVar[tuple[str, ...]] = ("net", "norm", "where")
+    name_fields: ClassVar[tuple[str, ...]] = ("net", "norm", "where")
 
     net: str = "resnet50"
     """The backbone, a residual net of torchvision: resnet18, resnet50, resnext101_32x8d, …"""
@@ -73,9 +73,9 @@ class Detection(RunConfig, NormOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(0, "freeze_at", "bias_factor")
-        self.at_least(1, "min_size", "max_size", "anchor_size", "proposals", "rois", "fpn_channels", "head_width")
-        self.at_least(1, "train_images", "test_images")
+        self.check_at_least(0, "freeze_at", "bias_factor")
+        self.check_at_least(1, "min_size", "max_size", "anchor_size", "proposals", "rois", "fpn_channels", "head_width")
+        self.check_at_least(1, "train_images", "test_images")
         if self.freeze_at > 5:
             raise ValueError(f"expected freeze_at from 0 to 5, the stages there are (got {self.freeze_at})")
         if self.box_head == "2fc" and self.head_norm != "none":
@@ -83,6 +83,6 @@ class Detection(RunConfig, NormOptions):
         if self.mask_norm != "none" and not self.masks:
             raise ValueError(f"expected --masks for a norm in the mask head (got none, with {self.mask_norm})")
 
-    def elsewhere(self, dataset: str) -> Detection:
+    def for_dataset(self, dataset: str) -> Detection:
         """The same for another set."""
         return replace(self, dataset=dataset, train_images=None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.detection.annotations import Coco, Picture, read
 from whitenorm_lab.tasks.detection.config import FOLDER, Detection
-from whitenorm_lab.training.batches import generator
+from whitenorm_lab.training.batches import seeded_generator
 
 _WANTED = (
     "annotations/instances_train2017.json, annotations/instances_val2017.json, train2017/ and val2017/ (or without a "
@@ -146,5 +146,5 @@ def trained(coco: Coco, config: Detection) -> list[Picture]:
         raise ValueError(
             f"expected train_images up to the {len(found)} of {coco.file} that have objects (got {config.train_images})"
         )
-    drawn = torch.randperm(len(found), generator=generator(config.seed))[:number]
+    drawn = torch.randperm(len(found), generator=seeded_generator(config.seed))[:number]
     return [found[i] for i in drawn.sort().values.tolist()]

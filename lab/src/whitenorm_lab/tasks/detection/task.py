@@ -16,12 +16,11 @@ from whitenorm_lab.tasks.detection.model import build
 from whitenorm_lab.tasks.detection.pictures import Batch, Pictures, collate, sets, trained
 from whitenorm_lab.tasks.detection.sheet import sheet
 from whitenorm_lab.tasks.detection.weights import state_of
-from whitenorm_lab.training.batches import check_batch_size
-from whitenorm_lab.training.checkpoints import write
-from whitenorm_lab.training.reading import Loader, TrainOrder, test_order
+from whitenorm_lab.training.batches import check_batch_size, draw_calibration_rows
+from whitenorm_lab.training.checkpoints import write_atomically
+from whitenorm_lab.training.loaders import DataLoaders, FileLoader, TrainSampler, build_test_sampler
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source, calibration_rows
-from whitenorm_lab.training.task import Task, forward
+from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
 # torchvision's losses, by the names that they are shown with.
 _LOSSES = {
@@ -40,7 +39,7 @@ class DetectionTask(Task[Detection]):
     A model takes a list of images and, in training, targets, as torchvision's detectors do.
     """
 
-    best = "ap"
+    main_score = "ap"
     # Whether a run begins, for which trained weights are read; a model that is loaded has its own.
     begins = False
     white: Tensor
@@ -50,7 +49,7 @@ class DetectionTask(Task[Detection]):
         # A buffer, which has the type of the run's arithmetic.
         self.register_buffer("white", torch.tensor(255.0), persistent=False)
 
-    def source(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> Source:
+    def build_loaders(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
         """Batches of COCO's files; in their place, ``dataset`` is two :class:`Coco`, to train and to test on."""
         config, self.begins = self.config, True
         train, test = sets(config) if dataset is None else dataset
@@ -59,30 +58,30 @@ class DetectionTask(Task[Detection]):
         tested = (pictures if test is train else test.pictures)[: config.test_images]
         numbers = torch.arange(len(pictures))
         size = check_batch_size(config.batch_size, len(pictures), world)
-        opened: list[Loader] = []
+        opened: list[FileLoader] = []
 
-        def opening(examples: Pictures, order: Any) -> Loader:
-            opened.append(Loader(examples, order, config, collate))
+        def opening(examples: Pictures, order: Any) -> FileLoader:
+            opened.append(FileLoader(examples, order, config, collate))
             return opened[-1]
 
-        def calibration(number: int) -> Loader:
-            rows = calibration_rows(len(pictures), number, config.seed, world)
-            return opening(Pictures(pictures, False, True, False), test_order(rows, size // world, rank, world))
+        def calibration(number: int) -> FileLoader:
+            rows = draw_calibration_rows(len(pictures), number, config.seed, world)
+            return opening(Pictures(pictures, False, True, False), build_test_sampler(rows, size // world, rank, world))
 
         def close() -> None:
             for loader in opened:
                 loader.close()
 
-        return Source(
+        return DataLoaders(
             {"classes": train.classes, "names": train.names},
             opening(
                 Pictures(pictures, config.masks, True, config.flip),
-                TrainOrder(numbers, size, config.seed, step, rank, world),
+                TrainSampler(numbers, size, config.seed, step, rank, world),
             ),
             {
                 "test": opening(
                     Pictures(tested, config.masks, False, False),
-                    test_order(torch.arange(len(tested)), size // world, rank, world),
+                    build_test_sampler(torch.arange(len(tested)), size // world, rank, world),
                 )
             },
             calibration,
@@ -90,23 +89,23 @@ class DetectionTask(Task[Detection]):
             close,
         )
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
+    def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
         if self.begins and config.freeze_bn and config.weights is None:
             raise ValueError("expected --weights, which the frozen BatchNorms' statistics are of (got none)")
         state = state_of(config.weights) if self.begins and config.weights is not None else None
         return build(config, description["classes"], state)
 
-    def example(self, description: dict[str, Any], number: int) -> dict[str, Any]:
-        return {"images": list(torch.rand(number, 3, self.config.min_size, self.config.min_size))}
+    def example_inputs(self, description: dict[str, Any], count: int) -> dict[str, Any]:
+        return {"images": list(torch.rand(count, 3, self.config.min_size, self.config.min_size))}
 
     def check(self, model: nn.Module, description: dict[str, Any]) -> None:
         """One image is enough to tell, and takes seconds where images are large."""
-        found = forward(model, self.example(description, 1))
+        found = forward_in_eval_mode(model, self.example_inputs(description, 1))
         if not isinstance(found, list) or not {"boxes", "labels", "scores"} <= set(found[0]):
             raise ValueError(f"expected a detector in torchvision's manner (got {type(model).__name__})")
 
-    def on_device(self, batch: Any) -> Batch:
+    def prepare_batch(self, batch: Any) -> Batch:
         images, targets = batch
         return Batch([image.to(self.white.dtype) / self.white for image in images], targets)
 
@@ -131,7 +130,7 @@ class DetectionTask(Task[Detection]):
     def inputs(self, batch: Batch) -> dict[str, Any]:
         return {"images": batch.images}
 
-    def groups(self, model: nn.Module) -> Iterable[Any]:
+    def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
         """Biases may have a learning rate of their own, and then no decay."""
         config = self.config
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -143,7 +142,7 @@ class DetectionTask(Task[Detection]):
             {"params": biases, "lr": config.lr * config.bias_factor, "weight_decay": 0.0},
         ]
 
-    def words(self, numbers: dict[str, float]) -> str:
+    def format_scores(self, numbers: dict[str, float]) -> str:
         shown = {"loss": "loss", "ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP"}
         return ", ".join(
             f"{words} {numbers[name]:.4f}" if name == "loss" else f"{words} {numbers[name]:.2f} %"
@@ -151,17 +150,17 @@ class DetectionTask(Task[Detection]):
             if name in numbers
         )
 
-    def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
+    def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
         """A picture of the first test images with what is found in them: ``detections.png``."""
         device = next(model.parameters()).device
-        images = [image.to(device) for image in islice(self._tested(source), _SHOWN)]
+        images = [image.to(device) for image in islice(self._tested(loaders), _SHOWN)]
         with torch.no_grad():
             found = [model([image])[0] for image in images]
-        write(folder / "detections.png", sheet(images, found, source.description["names"]))
+        write_atomically(folder / "detections.png", sheet(images, found, loaders.description["names"]))
 
-    def _tested(self, source: Source) -> Iterator[Tensor]:
-        for batch in source.tests["test"]:
-            yield from self.on_device(batch).images
+    def _tested(self, loaders: DataLoaders) -> Iterator[Tensor]:
+        for batch in loaders.tests["test"]:
+            yield from self.prepare_batch(batch).images
 
 
 TASK = DetectionTask

@@ -19,7 +19,7 @@ _LISTED = 4
 
 def state_of(path: Path) -> dict[str, Tensor]:
     """The state dict of a file, or of the folder of a run of ``whitenorm-lab train``."""
-    return loading.weights(RunFolder(path)) if path.is_dir() else file_weights(path)
+    return loading.load_weights(RunFolder(path)) if path.is_dir() else file_weights(path)
 
 
 def differences(net: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

@@ -16,7 +16,7 @@ class Segment(RunConfig, NormOptions):
     """
 
     task: ClassVar[str] = "segmentation"
-    named: ClassVar[tuple[str, ...]] = ("net", "head", "norm", "where")
+    name_fields: ClassVar[tuple[str, ...]] = ("net", "head", "norm", "where")
 
     net: str = "timm:resnet18"
     """The backbone: torchvision's resnet50 and deeper ones, or timm:NAME, such as timm:tf_efficientnet_lite0."""
@@ -62,13 +62,13 @@ class Segment(RunConfig, NormOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "crop", "width", "train_images", "test_images", "test_batch")
-        self.at_least(0, "auxiliary", "balance", "head_lr")
-        self.several_or_none("batch_size")
+        self.check_at_least(1, "crop", "width", "train_images", "test_images", "test_batch")
+        self.check_at_least(0, "auxiliary", "balance", "head_lr")
+        self.check_zero_or_several("batch_size")
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"expected scales above 0 in rising order (got {self.scales})")
 
-    def at_once(self, examples: int) -> Segment:
+    def with_batch_size(self, examples: int) -> Segment:
         return replace(self, test_batch=examples)
 
 

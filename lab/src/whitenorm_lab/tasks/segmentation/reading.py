@@ -12,16 +12,15 @@ from whitenorm_lab.tasks.segmentation.classes import IGNORE
 from whitenorm_lab.tasks.segmentation.config import Segment
 from whitenorm_lab.tasks.segmentation.scenes import Augment, Centre, Scenes, collate, read_labels
 from whitenorm_lab.tasks.segmentation.sets import SceneSet
-from whitenorm_lab.training.batches import check_batch_size, generator
-from whitenorm_lab.training.reading import Loader, TrainOrder, test_order
-from whitenorm_lab.training.sources import Source, calibration_rows
+from whitenorm_lab.training.batches import check_batch_size, draw_calibration_rows, seeded_generator
+from whitenorm_lab.training.loaders import DataLoaders, FileLoader, TrainSampler, build_test_sampler
 
 _T = TypeVar("_T")
 
 
-def source(
+def build_loaders(
     config: Segment, found: SceneSet, fill: Sequence[int], step: Callable[[], int], rank: int, world: int
-) -> Source:
+) -> DataLoaders:
     """Batches for one process: random crops to train on, whole images to test on.
 
     Args:
@@ -37,10 +36,10 @@ def source(
     crops = Scenes(found, found.train, Augment(config.crop, fill, config.scales, config.flip))
     # What population statistics are taken from has the size of what is trained on.
     centres = Scenes(found, found.train, Centre(config.crop, fill))
-    opened = [Loader(crops, TrainOrder(numbers, batch_size, config.seed, step, rank, world), config, collate)]
+    opened = [FileLoader(crops, TrainSampler(numbers, batch_size, config.seed, step, rank, world), config, collate)]
 
-    def in_order(scenes: Scenes, rows: Tensor, size: int) -> Loader:
-        opened.append(Loader(scenes, test_order(rows, max(1, size // world), rank, world), config, collate))
+    def in_order(scenes: Scenes, rows: Tensor, size: int) -> FileLoader:
+        opened.append(FileLoader(scenes, build_test_sampler(rows, max(1, size // world), rank, world), config, collate))
         return opened[-1]
 
     def close() -> None:
@@ -48,12 +47,12 @@ def source(
             loader.close()
 
     tests = {name: Scenes(found, spread(found.tests[name], config.test_images)) for name in _tested(config, found)}
-    return Source(
+    return DataLoaders(
         {"classes": [category.name for category in found.categories]},
         opened[0],
         {name: in_order(scenes, torch.arange(len(scenes)), config.test_batch) for name, scenes in tests.items()},
         lambda number: in_order(
-            centres, numbers[calibration_rows(len(numbers), number, config.seed, world)], batch_size
+            centres, numbers[draw_calibration_rows(len(numbers), number, config.seed, world)], batch_size
         ),
         batch_size,
         close,
@@ -88,7 +87,7 @@ def _chosen(number: int, config: Segment) -> Tensor:
     wanted = number if config.train_images is None else config.train_images
     if wanted > number:
         raise ValueError(f"expected train_images up to the {number} there are (got {wanted})")
-    return torch.randperm(number, generator=generator(config.seed))[:wanted].sort().values
+    return torch.randperm(number, generator=seeded_generator(config.seed))[:wanted].sort().values
 
 
 def _tested(config: Segment, found: SceneSet) -> list[str]:

@@ -18,10 +18,10 @@ from whitenorm_lab.tasks.segmentation.config import Segment
 from whitenorm_lab.tasks.segmentation.scenes import Scene, Scenes
 from whitenorm_lab.tasks.segmentation.scores import PixelScores
 from whitenorm_lab.tasks.segmentation.sets import SceneSet, load
-from whitenorm_lab.training.checkpoints import write
+from whitenorm_lab.training.checkpoints import write_atomically
+from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source
-from whitenorm_lab.training.task import Task, forward
+from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
 SHEET = "predictions.png"
 # Rows of the sheet.
@@ -33,8 +33,8 @@ _SIDE = 64
 class Segmentation(Task[Segment]):
     """Batches are :class:`~.scenes.Scene`; ``fit`` takes a :class:`~.sets.SceneSet`."""
 
-    best: ClassVar[str] = "miou"
-    calibrated: ClassVar[int] = 500
+    main_score: ClassVar[str] = "miou"
+    calibration_examples: ClassVar[int] = 500
     mean: Tensor
     deviation: Tensor
     class_weights: Tensor | None
@@ -47,7 +47,7 @@ class Segmentation(Task[Segment]):
             self.register_buffer(name, torch.tensor(value).view(3, 1, 1), persistent=False)
         self.register_buffer("class_weights", None, persistent=False)
 
-    def source(self, dataset: SceneSet | None, step: Callable[[], int], rank: int, world: int) -> Source:
+    def build_loaders(self, dataset: SceneSet | None, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
         found = load(self.config.dataset, self.config.data) if dataset is None else dataset
         self.names = tuple(category.name for category in found.categories)
         self.shown = Scenes(found, reading.spread(found.tests["test"], _SHOWN))
@@ -55,11 +55,11 @@ class Segmentation(Task[Segment]):
             reading.class_weights(found, self.config.balance).to(self.mean) if self.config.balance else None
         )
         fill = [round(255 * part) for part in self.mean.flatten().tolist()]
-        return reading.source(self.config, found, fill, step, rank, world)
+        return reading.build_loaders(self.config, found, fill, step, rank, world)
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
+    def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
-        # To load a model there is no source, and what it was trained from may be gone.
+        # To load a model there are no loaders, and what it was trained from may be gone.
         weights = None if self.shown is None else config.weights
         return net.build(
             config.net,
@@ -74,17 +74,17 @@ class Segmentation(Task[Segment]):
             norm_options=config.norm_options(),
         )
 
-    def example(self, description: dict[str, Any], number: int) -> Tensor:
-        return torch.randn(number, 3, _SIDE, _SIDE)
+    def example_inputs(self, description: dict[str, Any], count: int) -> Tensor:
+        return torch.randn(count, 3, _SIDE, _SIDE)
 
     def check(self, model: nn.Module, description: dict[str, Any]) -> None:
         expected = (2, len(description["classes"]), _SIDE, _SIDE)
-        scores = forward(model, torch.zeros(2, 3, _SIDE, _SIDE))
+        scores = forward_in_eval_mode(model, torch.zeros(2, 3, _SIDE, _SIDE))
         if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ValueError(f"expected a model with outputs of shape {expected} in eval mode (got {got})")
 
-    def on_device(self, batch: Any) -> Scene:
+    def prepare_batch(self, batch: Any) -> Scene:
         images, labels = batch
         return Scene((images.to(self.mean.dtype) / 255 - self.mean) / self.deviation, labels)
 
@@ -123,27 +123,27 @@ class Segmentation(Task[Segment]):
             return predicting.sliding(model, images, self.config.crop)
         return predicting.whole(model, images)
 
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         backbone = getattr(model, "backbone", model)
         first = {id(parameter) for parameter in backbone.parameters()}
         heads = [parameter for parameter in model.parameters() if id(parameter) not in first]
         groups = [{"params": list(backbone.parameters())}]
         return [*groups, {"params": heads, "lr": self.config.lr * self.config.head_lr}] if heads else groups
 
-    def words(self, numbers: dict[str, float]) -> str:
+    def format_scores(self, numbers: dict[str, float]) -> str:
         shown = {"miou": "mIoU {:.2%}", "accuracy": "pixel accuracy {:.2%}", "loss": "loss {:.4f}"}
         return ", ".join(words.format(numbers[name]) for name, words in shown.items() if name in numbers)
 
-    def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
+    def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
         """A sheet of test images, labels and predictions."""
         assert self.shown is not None
         scenes = [self.shown[i] for i in range(len(self.shown))]
         predicted = []
         for scene in scenes:
-            images = self.on_device((scene.image.unsqueeze(0).to(self.mean.device), None)).image
+            images = self.prepare_batch((scene.image.unsqueeze(0).to(self.mean.device), None)).image
             predicted.append(self.predict(model, images)[0].argmax(0).cpu())
         names = [pair.image.stem for pair in self.shown.pairs]
-        write(folder / SHEET, pictures.sheet(scenes, predicted, names, self.shown.of.categories))
+        write_atomically(folder / SHEET, pictures.sheet(scenes, predicted, names, self.shown.of.categories))
 
 
 def _mean_over_processes(pixels: Tensor) -> Tensor:

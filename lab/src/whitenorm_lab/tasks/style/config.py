@@ -17,7 +17,7 @@ class Style(RunConfig, NormOptions):
     """
 
     task: ClassVar[str] = "style"
-    named: ClassVar[tuple[str, ...]] = ("style", "norm", "where")
+    name_fields: ClassVar[tuple[str, ...]] = ("style", "norm", "where")
 
     style: Path | None = None
     """The image whose style is learnt. It must be given."""
@@ -56,13 +56,13 @@ class Style(RunConfig, NormOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "width", "test_images")
-        self.at_least(0, "blocks", "content_weight", "style_weight", "smooth_weight")
-        self.at_least(32, "crop", "style_size")
+        self.check_at_least(1, "width", "test_images")
+        self.check_at_least(0, "blocks", "content_weight", "style_weight", "smooth_weight")
+        self.check_at_least(32, "crop", "style_size")
         if self.image_size < self.crop:
             raise ValueError(f"expected image_size of at least the crop's {self.crop} (got {self.image_size})")
 
-    def elsewhere(self, dataset: str) -> Style:
+    def for_dataset(self, dataset: str) -> Style:
         """The same, tested on other images."""
         return replace(self, test=dataset)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.style.net import SMALLEST
-from whitenorm_lab.training.checkpoints import write
+from whitenorm_lab.training.checkpoints import write_atomically
 
 FOLDER = "folder:"
 SETS = {"coco": "coco/train2017", "coco128": "coco128/images"}
@@ -128,7 +128,7 @@ def sheet(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
 
 def save(picture: Image.Image, path: Path) -> None:
     """Write a picture in the format of the file's suffix, whole or not at all."""
-    write(path, encoded(picture, format_of(path)))
+    write_atomically(path, encoded(picture, format_of(path)))
 
 
 def encoded(picture: Image.Image, format: str, **options: int) -> bytes:

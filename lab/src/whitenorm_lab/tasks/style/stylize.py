@@ -56,7 +56,7 @@ def stylize(options: Stylize) -> Path:
     if out.resolve() == options.image.resolve():
         raise ValueError(f"expected another file to write than the image itself (got {out}); pass another --out")
     picture = _scaled(pictures.read(options.image), options.size)
-    config = RunFolder(options.model).config()
+    config = RunFolder(options.model).read_config()
     if config.task != "style":
         raise ValueError(f"expected a run of style transfer (got {options.model}, one of {config.task})")
     device = _device(options.device)

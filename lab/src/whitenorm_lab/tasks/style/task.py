@@ -15,10 +15,9 @@ from whitenorm_lab.tasks.style.config import Style
 from whitenorm_lab.tasks.style.features import features
 from whitenorm_lab.tasks.style.losses import PerceptualLoss
 from whitenorm_lab.tasks.style.net import TransformerNet
-from whitenorm_lab.training.batches import check_batch_size
-from whitenorm_lab.training.reading import Loader, TrainOrder, test_order
+from whitenorm_lab.training.batches import check_batch_size, draw_calibration_rows
+from whitenorm_lab.training.loaders import DataLoaders, FileLoader, TrainSampler, build_test_sampler
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source, calibration_rows
 from whitenorm_lab.training.task import Task
 
 SHEET = "stylized.png"
@@ -31,40 +30,40 @@ class StyleTransfer(Task[Style]):
     ``fit`` takes a pair of lists in place of folders: the files to train on, and to test on.
     """
 
-    calibrated: ClassVar[int] = 500
+    calibration_examples: ClassVar[int] = 500
     judge: PerceptualLoss
     style: Tensor
     shown: Sequence[Path] = ()
     """Test images that are on the sheet."""
 
-    def source(
+    def build_loaders(
         self, dataset: tuple[Sequence[Path], Sequence[Path]] | None, step: Callable[[], int], rank: int, world: int
-    ) -> Source:
+    ) -> DataLoaders:
         config = self.config
         self._learn(config)
         train, test = dataset or _files(config)
         self.shown = test[:_ON_SHEET]
         batch_size = check_batch_size(config.batch_size, len(train), world)
-        opened: list[Loader] = []
+        opened: list[FileLoader] = []
 
-        def loader(paths: Sequence[Path], crop: int, order: Any) -> Loader:
-            examples = pictures.Squares(paths, config.image_size, crop, draw=isinstance(order, TrainOrder))
-            opened.append(Loader(examples, order, config, _stacked))
+        def loader(paths: Sequence[Path], crop: int, order: Any) -> FileLoader:
+            examples = pictures.Squares(paths, config.image_size, crop, draw=isinstance(order, TrainSampler))
+            opened.append(FileLoader(examples, order, config, _stacked))
             return opened[-1]
 
-        def in_turn(paths: Sequence[Path], rows: Tensor, crop: int) -> Loader:
-            return loader(paths, crop, test_order(rows, batch_size // world, rank, world))
+        def in_turn(paths: Sequence[Path], rows: Tensor, crop: int) -> FileLoader:
+            return loader(paths, crop, build_test_sampler(rows, batch_size // world, rank, world))
 
         def close() -> None:
             for one in opened:
                 one.close()
 
-        order = TrainOrder(torch.arange(len(train)), batch_size, config.seed, step, rank, world)
-        return Source(
+        order = TrainSampler(torch.arange(len(train)), batch_size, config.seed, step, rank, world)
+        return DataLoaders(
             {},
             loader(train, config.crop, order),
             {"test": in_turn(test, torch.arange(len(test)), config.image_size)},
-            lambda number: in_turn(train, calibration_rows(len(train), number, config.seed, world), config.crop),
+            lambda number: in_turn(train, draw_calibration_rows(len(train), number, config.seed, world), config.crop),
             batch_size,
             close,
         )
@@ -77,17 +76,17 @@ class StyleTransfer(Task[Style]):
         self.register_buffer("style", image, persistent=False)
         self.judge = PerceptualLoss(features(config.vgg), image / 255)
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
+    def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
         net = TransformerNet(config.width, config.blocks, bias=config.norm == "none")
         # Convolutions with few channels, as the first and the last, are faster so, on CPUs too.
         placed = place_(net, config.norm, config.where, **config.norm_options())
         return placed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def example(self, description: dict[str, Any], number: int) -> Tensor:
-        return torch.rand(number, 3, self.config.crop, self.config.crop)
+    def example_inputs(self, description: dict[str, Any], count: int) -> Tensor:
+        return torch.rand(count, 3, self.config.crop, self.config.crop)
 
-    def on_device(self, batch: Tensor) -> Tensor:
+    def prepare_batch(self, batch: Tensor) -> Tensor:
         return batch.to(self.judge.variance.dtype, memory_format=torch.channels_last) / 255
 
     def loss(self, model: nn.Module, batch: Tensor, step: int, scores: Means) -> Tensor:
@@ -115,12 +114,12 @@ class StyleTransfer(Task[Style]):
     def inputs(self, batch: Tensor) -> Tensor:
         return batch
 
-    def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
+    def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
         """A sheet: the style, and the first test images above what the net makes of them."""
         squares = pictures.Squares(self.shown, self.config.image_size, self.config.image_size, draw=False)
         images = [squares[i] for i in range(len(squares))]
         device = next(model.parameters()).device
-        painted = [model(self.on_device(image[None].to(device)))[0] for image in images]
+        painted = [model(self.prepare_batch(image[None].to(device)))[0] for image in images]
         style = pictures.scaled(pictures.picture(self.style), self.config.image_size)
         rows = [[style], [*map(pictures.picture, images)], [*map(pictures.picture, painted)]]
         pictures.save(pictures.sheet(rows), folder / SHEET)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whitenorm_lab.tasks.translation.text import Pairs
 from whitenorm_lab.tasks.translation.vocabulary import PAD
-from whitenorm_lab.training.batches import StepBatches, generator, in_turn
+from whitenorm_lab.training.batches import StepBatches, seeded_generator, split_in_order
 
 # Per batch of a test. The search needs memory for each of their beams.
 _TEST_SENTENCES = 100
@@ -89,7 +89,7 @@ class TokenBatches(StepBatches):
         return len(self._sizes)
 
     def order(self, epoch: int) -> list[Tensor]:
-        random = generator(self.seed, epoch)
+        random = seeded_generator(self.seed, epoch)
         shuffled = torch.randperm(len(self._key), generator=random)
         rows = shuffled[self._key[shuffled].argsort(stable=True)]
         batches = rows.split(self._sizes)
@@ -138,7 +138,7 @@ class TextBatches:
 
     def __init__(self, pairs: Pairs, is_translated: bool, rank: int = 0, world: int = 1) -> None:
         order = torch.tensor([len(sentence) for sentence in pairs.source]).argsort(stable=True)
-        self.rows = in_turn(order, _TEST_SENTENCES, rank, world)
+        self.rows = split_in_order(order, _TEST_SENTENCES, rank, world)
         self.pairs, self.is_translated = pairs, is_translated
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ class Translate(RunConfig, NormOptions):
     """
 
     task: ClassVar[str] = "translation"
-    named: ClassVar[tuple[str, ...]] = ("norm",)
+    name_fields: ClassVar[tuple[str, ...]] = ("norm",)
 
     dataset: str = "multi30k"
     """multi30k, iwslt14, or folder:PATH with the files train.de, train.en, val.de, … and test.de, …."""
@@ -76,7 +76,7 @@ class Translate(RunConfig, NormOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(
+        self.check_at_least(
             1,
             *("max_length", "train_pairs", "test_pairs", "vocabulary", "batch_size", "beams"),
             *("encoder_layers", "decoder_layers", "width", "hidden", "heads", "num_groups"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whitenorm_lab.tasks.translation.batches import TextBatch
 from whitenorm_lab.tasks.translation.config import Translate
-from whitenorm_lab.training.checkpoints import write
+from whitenorm_lab.training.checkpoints import write_atomically
 
 TRANSLATIONS_FILE = "translations.txt"
 _ORDERS = 4
@@ -103,4 +103,4 @@ def write_translations(folder: Path, config: Translate, batches: Iterable[tuple[
     ]
     for source, reference, output in triples:
         lines += ["", f"source:    {source}", f"reference: {reference}", f"output:    {output}"]
-    write(folder / TRANSLATIONS_FILE, ("\n".join(lines) + "\n").encode())
+    write_atomically(folder / TRANSLATIONS_FILE, ("\n".join(lines) + "\n").encode())

@@ -17,25 +17,25 @@ from whitenorm_lab.tasks.translation.scores import TranslationScores, write_tran
 from whitenorm_lab.tasks.translation.text import Corpus, Pairs, read_corpus
 from whitenorm_lab.tasks.translation.translator import Translator
 from whitenorm_lab.tasks.translation.vocabulary import BOS, EOS, PAD, Vocabulary
-from whitenorm_lab.training.batches import in_turn
-from whitenorm_lab.training.progress import say
+from whitenorm_lab.training.batches import draw_calibration_rows, split_in_order
+from whitenorm_lab.training.loaders import DataLoaders
+from whitenorm_lab.training.progress import print_line
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source, calibration_rows
-from whitenorm_lab.training.task import Task, call, forward
+from whitenorm_lab.training.task import Task, call_model, forward_in_eval_mode
 
 
 class Translation(Task[Translate]):
     """Trains on :class:`~.batches.Batch` and tests on :class:`~.batches.TextBatch`; ``fit`` accepts a Corpus."""
 
     unit: ClassVar[str] = "tokens"
-    best: ClassVar[str] = "bleu"
+    main_score: ClassVar[str] = "bleu"
 
     def __init__(self, config: Translate) -> None:
         super().__init__(config)
         # Empty until the training sentences are read; a loaded model replaces them by those of its state.
         self._vocabularies = (Vocabulary(), Vocabulary())
 
-    def source(self, dataset: Corpus | None, step: Callable[[], int], rank: int, world: int) -> Source:
+    def build_loaders(self, dataset: Corpus | None, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
         config = self.config
         corpus = self._read_corpus() if dataset is None else dataset
         pairs = Pairs(*(side[: config.train_pairs] for side in corpus.train))
@@ -44,8 +44,8 @@ class Translation(Task[Translate]):
         train = TokenBatches(source, target, config.batch_size, config.seed, step, rank, world)
 
         def calibration(examples: int) -> list[Batch]:
-            rows = calibration_rows(len(target.lengths), examples, config.seed, world)
-            shares = in_turn(rows, max(1, len(target.lengths) // len(train) // world), rank, world)
+            rows = draw_calibration_rows(len(target.lengths), examples, config.seed, world)
+            shares = split_in_order(rows, max(1, len(target.lengths) // len(train) // world), rank, world)
             return [Batch(source.pad(share), target.pad(share), 1.0) for share in shares if len(share)]
 
         tests = {
@@ -53,13 +53,13 @@ class Translation(Task[Translate]):
             for name, split in (("test", corpus.test), ("validation", corpus.validation))
         }
         tokens_per_step = float(target.lengths.sum()) / len(train)
-        return Source({"pieces": [config.vocabulary] * 2}, train, tests, calibration, tokens_per_step)
+        return DataLoaders({"pieces": [config.vocabulary] * 2}, train, tests, calibration, tokens_per_step)
 
     def _read_corpus(self) -> Corpus:
         config = self.config
         corpus = read_corpus(config.dataset, config.data, config.source, config.target, config.skip_empty)
         if corpus.skipped:
-            say(config, f"Skipped {corpus.skipped} pairs with an empty side.")
+            print_line(config, f"Skipped {corpus.skipped} pairs with an empty side.")
         return corpus
 
     def _encode(self, pairs: Pairs) -> tuple[Sequences, Sequences]:
@@ -72,22 +72,22 @@ class Translation(Task[Translate]):
         if not short:
             raise ValueError(f"expected training pairs of at most {limit} pieces (got none); raise max_length")
         if len(short) < len(rows):
-            say(self.config, f"Skipped {len(rows) - len(short)} training pairs of more than {limit} pieces.")
+            print_line(self.config, f"Skipped {len(rows) - len(short)} training pairs of more than {limit} pieces.")
         source, target = zip(*short, strict=True)
         return Sequences(source), Sequences(target)
 
-    def build(self, description: dict[str, Any]) -> nn.Module:
+    def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
         net = Translator(*self._vocabularies, tuple(description["pieces"]), config)
         options = config.norm_options()
         return net if config.norm == "ln" and not options else convert_(net, config.norm, config.where, **options)
 
-    def example(self, description: dict[str, Any], number: int) -> dict[str, Tensor]:
-        source, target = (torch.randint(EOS, pieces, (number, 4)) for pieces in description["pieces"])
+    def example_inputs(self, description: dict[str, Any], count: int) -> dict[str, Tensor]:
+        source, target = (torch.randint(EOS, pieces, (count, 4)) for pieces in description["pieces"])
         return {"source": source, "target": target}
 
     def check(self, model: nn.Module, description: dict[str, Any]) -> None:
-        logits = forward(model, self.example(description, 2))
+        logits = forward_in_eval_mode(model, self.example_inputs(description, 2))
         if not isinstance(model, Translator) or logits.shape[2:] != (description["pieces"][1],):
             raise ValueError(
                 f"expected a Translator of {description['pieces']} pieces (got {type(model).__name__} with outputs of "
@@ -95,7 +95,7 @@ class Translation(Task[Translate]):
             )
 
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
-        logits = call(model, self.inputs(batch))
+        logits = call_model(model, self.inputs(batch))
         total = _sum_cross_entropy(logits, batch.target, self.config.label_smoothing)
         scores.update((batch.target != PAD).sum(), loss=total.detach())
         return total / batch.tokens
@@ -120,14 +120,14 @@ class Translation(Task[Translate]):
         """Translate a batch with the search options of the configuration."""
         return model.translate(batch.source, self.config.beams, self.config.length_penalty)
 
-    def words(self, numbers: dict[str, float]) -> str:
+    def format_scores(self, numbers: dict[str, float]) -> str:
         formats = {"loss": "loss {:.4f}", "perplexity": "perplexity {:.2f}", "bleu": "BLEU {:.2f}"}
         return ", ".join(formats[name].format(value) for name, value in numbers.items())
 
-    def finish(self, model: nn.Module, source: Source, folder: Path) -> None:
+    def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
         assert isinstance(model, Translator)
-        # The whole test set; the source's own batches are one process's share.
-        batches = TextBatches(source.tests["test"].pairs, True)
+        # The whole test set; the loader's batches are one process's share.
+        batches = TextBatches(loaders.tests["test"].pairs, True)
         write_translations(folder, self.config, ((batch, self.translate(model, batch)) for batch in batches))
 
 

@@ -13,7 +13,7 @@ class Regress(RunConfig, NormOptions):
     """Learn a function of four numbers."""
 
     task: ClassVar[str] = "regression"
-    named: ClassVar[tuple[str, ...]] = ("hidden", "norm")
+    name_fields: ClassVar[tuple[str, ...]] = ("hidden", "norm")
 
     dataset: str = "wave"
     """wave."""

@@ -6,10 +6,18 @@ import torch
 from torch import nn
 
 from whitenorm_lab.nets import place_
-from whitenorm_lab.training.batches import StepBatches, TestBatches, check_batch_size, generator, in_turn, shuffled
+from whitenorm_lab.training.batches import (
+    StepBatches,
+    TestBatches,
+    check_batch_size,
+    draw_calibration_rows,
+    seeded_generator,
+    shuffle_into_batches,
+    split_in_order,
+)
+from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
-from whitenorm_lab.training.sources import Source, calibration_rows
-from whitenorm_lab.training.task import Task, call
+from whitenorm_lab.training.task import Task, call_model
 
 TRAINED, TESTED = 50, 13
 
@@ -38,10 +46,10 @@ class Batches(StepBatches):
         return len(self.numbers) // self.batch_size
 
     def order(self, epoch):
-        return shuffled(torch.arange(len(self.numbers)), self.batch_size, self.seed, epoch)
+        return shuffle_into_batches(torch.arange(len(self.numbers)), self.batch_size, self.seed, epoch)
 
     def batch(self, epoch, i, part):
-        noise = 0.01 * torch.randn(len(part), 4, generator=generator(self.seed, epoch, i))
+        noise = 0.01 * torch.randn(len(part), 4, generator=seeded_generator(self.seed, epoch, i))
         return {"numbers": (self.numbers[part] + noise)[self.rank :: self.world]}
 
 
@@ -56,31 +64,33 @@ class Regression(Task):
             self.teacher = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1))
         self.teacher.eval().requires_grad_(False)
 
-    def source(self, dataset, step, rank, world):
+    def build_loaders(self, dataset, step, rank, world):
         if self.config.dataset != "wave":
             raise ValueError(f"expected wave (got {self.config.dataset})")
-        numbers = torch.randn(TRAINED + TESTED, 4, generator=generator("numbers")) if dataset is None else dataset
+        numbers = (
+            torch.randn(TRAINED + TESTED, 4, generator=seeded_generator("numbers")) if dataset is None else dataset
+        )
         train, test = numbers[:-TESTED], numbers[-TESTED:]
         batches = Batches(train, self.config, step, rank, world)
 
         def in_order(rows, numbers):
-            return TestBatches(in_turn(rows, 5, rank, world), lambda share: {"numbers": numbers[share]})
+            return TestBatches(split_in_order(rows, 5, rank, world), lambda share: {"numbers": numbers[share]})
 
-        return Source(
+        return DataLoaders(
             {"inputs": 4, "range": (-1, 1)},
             batches,
             {"test": in_order(torch.arange(TESTED), test)},
-            lambda number: in_order(calibration_rows(len(train), number, self.config.seed), train),
+            lambda number: in_order(draw_calibration_rows(len(train), number, self.config.seed), train),
             batches.batch_size,
         )
 
-    def build(self, description):
+    def build_model(self, description):
         return place_(Net(self.config.hidden), self.config.norm, "all", **self.config.norm_options())
 
-    def example(self, description, number):
-        return {"numbers": torch.randn(number, description["inputs"]), "scale": torch.ones(1)}
+    def example_inputs(self, description, count):
+        return {"numbers": torch.randn(count, description["inputs"]), "scale": torch.ones(1)}
 
-    def on_device(self, batch):
+    def prepare_batch(self, batch):
         numbers = batch["numbers"]
         return {"numbers": numbers, "targets": self.teacher(numbers)}
 
@@ -100,13 +110,13 @@ class Regression(Task):
         scores.update(len(squares), loss=squares.sum(), worst=squares.max() * len(squares))
 
     def _squares(self, model, batch):
-        return (call(model, self.inputs(batch)) - batch["targets"]).square()
+        return (call_model(model, self.inputs(batch)) - batch["targets"]).square()
 
-    def groups(self, model):
+    def parameter_groups(self, model):
         return [{"params": model.layers.parameters()}, {"params": model.last.parameters(), "lr": 2 * self.config.lr}]
 
-    def finish(self, model, source, folder):
-        lines = [str(float(call(model, self.inputs(batch)).sum())) for batch in source.tests["test"]]
+    def finish(self, model, loaders, folder):
+        lines = [str(float(call_model(model, self.inputs(batch)).sum())) for batch in loaders.tests["test"]]
         (folder / "outputs.txt").write_text("\n".join(lines) + "\n")
 
 
