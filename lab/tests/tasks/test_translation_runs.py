@@ -181,7 +181,7 @@ def test_preset_has_the_papers_options():
 def test_preset_states_its_cost():
     """For 160,239 pairs of about 25 pieces per side."""
     with torch.device("meta"):
-        net = tasks.build_task(GwNmt(norm="ln")).build({"pieces": [10000, 10000]})
+        net = tasks.build_task(GwNmt(norm="ln")).build_model({"pieces": [10000, 10000]})
     net.to_empty(device="cpu")
     ids = torch.full((1, 25), EOS)
     with FlopCounterMode(display=False) as counter:
