@@ -1,4 +1,4 @@
-"""Detection and instance segmentation: Faster R-CNN and Mask R-CNN with any norm in each part."""
+"""Detection and instance segmentation: Faster R-CNN and Mask R-CNN with a separate norm in each part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of detection is."""
+"""Configuration of detection runs."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ FOLDER = "coco:"
 
 @dataclass
 class Detection(RunConfig, NormOptions):
-    """Train Faster R-CNN, or with --masks Mask R-CNN, with a norm of its own in backbone, FPN, box head and mask head.
+    """Train Faster R-CNN, or with --masks Mask R-CNN, with separate norms in backbone, FPN, box head and mask head.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    Give the same command again to resume a stopped run.
     """
 
     task: ClassVar[str] = "detection"
     name_fields: ClassVar[tuple[str, ...]] = ("net", "norm", "where")
 
     net: str = "resnet50"
-    """The backbone, a residual net of torchvision: resnet18, resnet50, resnext101_32x8d, …"""
+    """Backbone, a residual network of torchvision: resnet18, resnet50, resnext101_32x8d, …"""
     weights: Path | None = None
-    """Of the backbone: a state dict of the classifier, of this norm or of BatchNorm, or a run's folder."""
+    """Initial backbone weights: state dict of a classifier with this norm or BatchNorm, or the folder of a run."""
     freeze_bn: bool = False
-    """The backbone's BatchNorms keep the statistics, γ and β of these weights."""
+    """Freeze the statistics, γ and β of the backbone's BatchNorms."""
     freeze_at: int = 0
-    """Do not train so many of the backbone's first stages, of which there are five; 1 is the stem."""
+    """Number of the backbone's five stages to freeze, from the first, which is the stem."""
     masks: bool = False
-    """Find masks too: Mask R-CNN."""
+    """Predict masks as well: Mask R-CNN."""
     box_head: Literal["2fc", "4conv1fc"] = "2fc"
-    """Two linear layers, or four convolutions and a linear layer, which alone can have a norm."""
+    """Two linear layers, or four convolutions and a linear layer; only the latter can have a norm."""
     fpn_norm: str = "none"
-    """none, frozen-bn, or a norm as in --norm, with its options where it is the same one."""
+    """Norm of the FPN: none, frozen-bn, or one of --norm; the options of --norm apply if it is the same."""
     head_norm: str = "none"
-    """Of the box head, likewise."""
+    """Norm of the box head, likewise."""
     mask_norm: str = "none"
-    """Of the mask head, likewise."""
+    """Norm of the mask head, likewise."""
     fpn_channels: int = 256
-    """Of the FPN, and of the convolutions in the heads."""
+    """Channels of the FPN and of the convolutions in the heads."""
     head_width: int = 1024
-    """Of the linear layers of the box head."""
+    """Width of the linear layers of the box head."""
 
     dataset: str = "coco"
-    """coco, coco128, or coco:PATH with annotations/instances_train*.json and images, or instances.json and images/."""
+    """coco, coco128, or coco:PATH, a folder with annotations/instances_train*.json or instances.json, and images."""
     min_size: int = 800
-    """Pixels that the shorter side is made, where the longer one allows."""
+    """Length of the shorter image side in pixels, if max_size allows."""
     max_size: int = 1333
-    """Pixels that the longer side is at most."""
+    """Maximum length of the longer image side in pixels."""
     flip: bool = True
     """Flip half of the training images."""
     anchor_size: int = 32
-    """A side of the smallest boxes that are looked for; those of the next levels double."""
+    """Side length of the smallest anchors; it doubles at each level."""
     proposals: int = 2000
-    """Boxes of an image that training chooses from."""
+    """Region proposals per image in training."""
     rois: int = 512
-    """Boxes of an image that the box head is trained on."""
+    """Regions per image that the box head is trained on."""
     train_images: int | None = None
-    """Train on so many images, drawn by the seed; all that have objects if not given."""
+    """Number of training images, drawn by the seed; default: all with objects."""
     test_images: int | None = None
-    """Test on the first so many; all if not given."""
+    """Number of test images, from the first; default: all."""
 
     epochs: int = 13
     batch_size: int = 16
     lr: float = 0.02
     weight_decay: float = 1e-4
     bias_factor: float = 1.0
-    """lr × this for biases; other than 1, they have no weight decay either, as in maskrcnn-benchmark."""
+    """Learning rate of biases relative to lr. If not 1, biases have no weight decay, as in maskrcnn-benchmark."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,12 +77,14 @@ class Detection(RunConfig, NormOptions):
         self.check_at_least(1, "min_size", "max_size", "anchor_size", "proposals", "rois", "fpn_channels", "head_width")
         self.check_at_least(1, "train_images", "test_images")
         if self.freeze_at > 5:
-            raise ValueError(f"expected freeze_at from 0 to 5, the stages there are (got {self.freeze_at})")
+            raise ValueError(f"expected freeze_at from 0 to 5, the number of stages (got {self.freeze_at})")
         if self.box_head == "2fc" and self.head_norm != "none":
-            raise ValueError(f"expected --box-head 4conv1fc for a norm in it (got 2fc, with {self.head_norm})")
+            raise ValueError(
+                f"expected --box-head 4conv1fc for a norm in the box head (got 2fc, with {self.head_norm})"
+            )
         if self.mask_norm != "none" and not self.masks:
-            raise ValueError(f"expected --masks for a norm in the mask head (got none, with {self.mask_norm})")
+            raise ValueError(f"expected --masks for a norm in the mask head (got no masks, with {self.mask_norm})")
 
     def for_dataset(self, dataset: str) -> Detection:
-        """The same for another set."""
+        """Return this configuration for another data set."""
         return replace(self, dataset=dataset, train_images=None)

@@ -1,4 +1,4 @@
-"""Tables of the fields that entries of COCO's lists must have, and checks of the outlines that masks are drawn from."""
+"""Fields that the entries of COCO's lists must have, and checks of the outlines that masks are drawn from."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-# Whole numbers below fit into 64 bits.
+# Integers below this fit into 64 bits.
 _LIMIT = 2.0**63
-# Bits of a character of compressed run lengths: digits, whether more follow, and the sign of the last.
+# Bits of a character of compressed run lengths: the digit, whether more digits follow, and the sign of the last digit.
 _DIGITS, _MORE, _SIGN = 31, 32, 16
 
 
 class Field(NamedTuple):
-    """An expectation of a field, in words and as a test; a field that is not required may be missing."""
+    """Description of a valid value and its test. Fields that are not required may be missing."""
 
     expected: str
-    fits: Callable[[Any], bool]
+    is_valid: Callable[[Any], bool]
     required: bool = True
 
 
-def check(entry: Any, place: int, kind: str, file: Path) -> None:
-    """Raise a ValueError that names file, entry and field unless an entry of a list is as :data:`FIELDS` says.
+def check_entry(entry: Any, index: int, part: str, file: Path) -> None:
+    """Raise a ValueError that names file, entry and field if an entry does not match :data:`FIELDS`.
 
     Args:
-        entry: what the list has.
-        place: its index, by which an entry without an id is named.
-        kind: "image", "category" or "annotation".
-        file: the file of annotations.
+        entry: the list item.
+        index: its index, which identifies an entry without an id.
+        part: "image", "category" or "annotation".
+        file: the annotation file.
     """
-    fields = FIELDS[kind]
+    fields = FIELDS[part]
     required = [name for name, field in fields.items() if field.required]
     if not isinstance(entry, dict) or any(name not in entry for name in required):
         raise ValueError(
-            f"expected {', '.join(required)} of every {kind} in {file} (got {short(entry)} at index {place})"
+            f"expected {', '.join(required)} of every {part} in {file} (got {shorten(entry)} at index {index})"
         )
-    called = f"{kind} {entry['id']}" if _is_whole(entry["id"]) else f"the {kind} at index {place}"
+    label = f"{part} {entry['id']}" if _is_integer(entry["id"]) else f"the {part} at index {index}"
     for name, field in fields.items():
-        if name in entry and not field.fits(entry[name]):
+        if name in entry and not field.is_valid(entry[name]):
             raise ValueError(
-                f"expected {field.expected} as the {name} of {called} of {file} (got {short(entry[name])}); mend the "
-                "entry, or remove it"
+                f"expected {field.expected} as the {name} of {label} of {file} (got {shorten(entry[name])}); correct "
+                "the entry, or remove it"
             )
 
 
 def describe_misfit(outline: Any, width: int, height: int, margin: float) -> str:
-    """Say why a segmentation does not fit an image of this size; an empty string if it does.
+    """Describe why a segmentation does not fit an image of this size; empty if it does.
 
     Args:
-        outline: polygons, run lengths or nothing, of the form that :func:`check` asks for.
-        width, height: of the image, in pixels.
-        margin: how many pixels a polygon may lie outside.
+        outline: polygons, run lengths or nothing, with the types that :func:`check_entry` requires.
+        width, height: size of the image in pixels.
+        margin: number of pixels by which a polygon may exceed the image.
 
     Example::
 
@@ -71,7 +71,7 @@ def describe_misfit(outline: Any, width: int, height: int, margin: float) -> str
     if outline["size"] != [height, width]:
         return f"run lengths of size {outline['size']} for an image of [{height}, {width}]"
     try:
-        runs = _decode(outline["counts"]) if isinstance(outline["counts"], str) else outline["counts"]
+        runs = _decode_runs(outline["counts"]) if isinstance(outline["counts"], str) else outline["counts"]
     except ValueError as error:
         return f"run lengths that {error}"
     if min(runs, default=0) < 0 or sum(runs) != width * height:
@@ -79,20 +79,20 @@ def describe_misfit(outline: Any, width: int, height: int, margin: float) -> str
     return ""
 
 
-def short(value: Any) -> str:
-    """A value's beginning, to show in an error."""
-    words = repr(value)
-    return words if len(words) <= 60 else f"{words[:57]}…"
+def shorten(value: Any) -> str:
+    """Return the beginning of a value's ``repr``, for error messages."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _decode(text: str) -> list[int]:
-    """Return the run lengths that COCO writes as text: numbers of five bits a character, lowest first.
+def _decode_runs(text: str) -> list[int]:
+    """Decode compressed run lengths: numbers with five bits per character, lowest first.
 
-    From the fourth on, each is the difference to the one two places before.
+    From the fourth on, each number is the difference from the run length two places before.
 
     Example::
 
-        >>> _decode("23?2")
+        >>> _decode_runs("23?2")
         [2, 3, 15, 5]
     """
     runs: list[int] = []
@@ -100,7 +100,7 @@ def _decode(text: str) -> list[int]:
     for character in text:
         bits = ord(character) - ord("0")
         if not 0 <= bits < 2 * _MORE:
-            raise ValueError(f"have no character {character!r}")
+            raise ValueError(f"contain the invalid character {character!r}")
         value |= (bits & _DIGITS) << shift
         shift += 5
         if not bits & _MORE:
@@ -113,18 +113,18 @@ def _decode(text: str) -> list[int]:
 
 
 def _are_numbers(values: Any, types: frozenset[type] = frozenset({int, float})) -> bool:
-    """Whether it is a list of finite numbers; without a Python call for each, as a set has a hundred million."""
+    """Test for a list of finite numbers, without a Python call per number, as a data set has a hundred million."""
     return (
         isinstance(values, list) and types.issuperset(map(type, values)) and all(map(_LIMIT.__gt__, map(abs, values)))
     )
 
 
-def _are_whole(values: Any) -> bool:
+def _are_integers(values: Any) -> bool:
     return _are_numbers(values, frozenset({int}))
 
 
-def _is_whole(value: Any) -> bool:
-    return _are_whole([value])
+def _is_integer(value: Any) -> bool:
+    return _are_integers([value])
 
 
 def _is_box(value: Any) -> bool:
@@ -136,37 +136,37 @@ def _is_polygon(value: Any) -> bool:
 
 
 def _is_outline(value: Any) -> bool:
-    """Whether it has the form of polygons or run lengths; sets of boxes alone have null or an empty list."""
+    """Test for the types of polygons or run lengths. Data sets without masks have null or an empty list."""
     if not isinstance(value, dict):
         return value is None or (isinstance(value, list) and all(map(_is_polygon, value)))
     counts = value.get("counts")
-    return _are_whole(value.get("size")) and (isinstance(counts, str) or _are_whole(counts))
+    return _are_integers(value.get("size")) and (isinstance(counts, str) or _are_integers(counts))
 
 
-def _is_inside(value: Any) -> bool:
-    """Whether it is a path that does not leave the folder it begins in."""
+def _is_path_inside(value: Any) -> bool:
+    """Test for a relative path that does not leave its folder."""
     path = PurePath(value) if isinstance(value, str) else PurePath()
     return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in path.name
 
 
-_ID = Field("a whole number", _is_whole)
-_SIDE = Field("a whole number from 1", lambda value: _is_whole(value) and value > 0)
+_ID = Field("an integer", _is_integer)
+_SIDE = Field("a positive integer", lambda value: _is_integer(value) and value > 0)
 FIELDS: dict[str, dict[str, Field]] = {
     "image": {
         "id": _ID,
-        "file_name": Field("a path inside the folder of images", _is_inside),
+        "file_name": Field("a path inside the folder of images", _is_path_inside),
         "width": _SIDE,
         "height": _SIDE,
     },
-    "category": {"id": _ID, "name": Field("a text", lambda value: isinstance(value, str))},
+    "category": {"id": _ID, "name": Field("a string", lambda value: isinstance(value, str))},
     "annotation": {
         "id": _ID,
         "image_id": _ID,
         "category_id": _ID,
         "bbox": Field("x, y, width and height", _is_box),
-        "area": Field("a number from 0", lambda value: _are_numbers([value]) and value >= 0, required=False),
+        "area": Field("a non-negative number", lambda value: _are_numbers([value]) and value >= 0, required=False),
         "iscrowd": Field("0 or 1", lambda value: value in (0, 1), required=False),
         "segmentation": Field("polygons of x and y, or run lengths", _is_outline, required=False),
     },
 }
-"""The fields that are read, per list."""
+"""The fields that are read from the entries of each list."""

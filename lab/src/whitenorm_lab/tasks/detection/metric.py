@@ -1,4 +1,4 @@
-"""COCO's average precision and recall, by pycocotools through torchmetrics."""
+"""COCO's average precision and recall, computed by pycocotools through torchmetrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics.detection import MeanAveragePrecision
 
-# COCO's columns, and what torchmetrics calls them.
+# COCO's columns and their names in torchmetrics.
 COLUMNS = {
     "ap": "map",
     "ap50": "map_50",
@@ -23,22 +23,22 @@ COLUMNS = {
     "ar_medium": "mar_medium",
     "ar_large": "mar_large",
 }
-# A mask is where a pixel is more likely inside than not.
-_INSIDE = 0.5
+# Probability from which a pixel belongs to a mask.
+_MASK_THRESHOLD = 0.5
 
 
 class AveragePrecision(MeanAveragePrecision):
-    """All of COCO's columns in percent, as ``ap50``, and ``mask_ap50`` of masks if there are some.
+    """All of COCO's columns in percent, such as ``ap50``, and with masks also ``mask_ap50`` and so on.
 
-    A column that nothing counts for, such as that of small objects where there are none, is NaN.
+    A column without objects, such as ``ap_small`` if no object is small, is NaN.
 
     Example::
 
         >>> metric = AveragePrecision(masks=False)
-        >>> there = {"boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([1])}
-        >>> metric.add([{**there, "scores": torch.tensor([0.9])}], [there])
-        >>> found = metric.compute()
-        >>> round(found["ap"]), found["ap_small"]
+        >>> target = {"boxes": torch.tensor([[0.0, 0, 40, 40]]), "labels": torch.tensor([1])}
+        >>> metric.update([{**target, "scores": torch.tensor([0.9])}], [target])
+        >>> columns = metric.compute()
+        >>> round(columns["ap"]), columns["ap_small"]
         (100, nan)
     """
 
@@ -46,30 +46,30 @@ class AveragePrecision(MeanAveragePrecision):
         super().__init__(iou_type=("bbox", "segm") if masks else "bbox", backend="pycocotools")
         self.masks = masks
 
-    def add(self, found: list[dict[str, Tensor]], targets: list[dict[str, Tensor]]) -> None:
-        """Images: what a detector found in them, and what there is."""
-        self.update([_found(one) for one in found], [_there(one) for one in targets])
+    def update(self, preds: list[dict[str, Tensor]], target: list[dict[str, Tensor]]) -> None:
+        """Add the outputs of a torchvision detector and the targets of the same images."""
+        super().update([_select_output(row) for row in preds], [_with_boolean_masks(row) for row in target])
 
     def compute(self) -> dict[str, Any]:
-        """The columns of all images so far."""
+        """Return the columns for all images."""
         values = super().compute()
         prefixes = {"": "bbox_", "mask_": "segm_"} if self.masks else {"": ""}
         return {
-            f"{ours}{column}": _percent(values[f"{theirs}{name}"])
-            for ours, theirs in prefixes.items()
+            f"{prefix}{column}": _to_percent(values[f"{metric_prefix}{name}"])
+            for prefix, metric_prefix in prefixes.items()
             for column, name in COLUMNS.items()
         }
 
 
-def _found(one: dict[str, Tensor]) -> dict[str, Tensor]:
-    taken = {name: one[name] for name in ("boxes", "scores", "labels")}
-    return {**taken, "masks": one["masks"].squeeze(1) > _INSIDE} if "masks" in one else taken
+def _select_output(output: dict[str, Tensor]) -> dict[str, Tensor]:
+    selection = {name: output[name] for name in ("boxes", "scores", "labels")}
+    return {**selection, "masks": output["masks"].squeeze(1) > _MASK_THRESHOLD} if "masks" in output else selection
 
 
-def _there(one: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {**one, "masks": one["masks"].bool()} if "masks" in one else one
+def _with_boolean_masks(target: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**target, "masks": target["masks"].bool()} if "masks" in target else target
 
 
-def _percent(value: Tensor) -> float:
-    """torchmetrics says -1 where there is nothing to count."""
+def _to_percent(value: Tensor) -> float:
+    """Return percent, or NaN for the -1 that torchmetrics returns for a column without objects."""
     return 100 * float(value) if value >= 0 else math.nan

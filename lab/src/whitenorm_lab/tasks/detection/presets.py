@@ -1,4 +1,4 @@
-"""Group Whitening's configurations on COCO, with the codebase's (maskrcnn-benchmark's) schedule and sizes."""
+"""Configurations of the Group Whitening paper on COCO, with the schedule and sizes of maskrcnn-benchmark."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class GwCoco(Detection):
     Expected: box AP 39.60 %, AP50 61.12, AP75 43.25; with --box-head 2fc --fpn-norm none --head-norm none 38.13.
     BN, frozen: --norm bn --where all --fpn-norm none --head-norm none --freeze-at 2 36.39, with 2fc 36.31.
     GN: --norm gn --where all --fpn-norm gn --head-norm gn 37.86, with 2fc and no other norms 36.62.
-    Not stated: which stages are not trained (here as in the codebase: none, but two with BN, which --freeze-at says).
+    Not stated: the number of frozen stages (here as in maskrcnn-benchmark: none, but two with BN: --freeze-at 2).
     Cost: 1980 PFLOPs.
-    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco --weights RUN, of whitenorm-lab train
-    gw-imagenet
+    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco --weights RUN, the
+    folder of whitenorm-lab train gw-imagenet
     """
 
     norm: str = "gw"
@@ -43,8 +43,8 @@ class GwCocoMask(GwCoco):
     --norm gn --where all --fpn-norm gn --head-norm gn --mask-norm gn, 42.18 and 37.54.
     Not stated: the width of the ResNeXt (here torchvision's 32×8d).
     Cost: 3837 PFLOPs.
-    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco-mask --weights RUN, of whitenorm-lab train
-    gw-imagenet --net resnext101_32x8d
+    Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco-mask --weights RUN, the
+    folder of whitenorm-lab train gw-imagenet --net resnext101_32x8d
     """
 
     net: str = "resnext101_32x8d"
@@ -58,10 +58,10 @@ class GwCocoMask(GwCoco):
 
 @dataclass
 class GwCocoScratch(GwCoco):
-    """Faster R-CNN with a ResNet-50 from scratch at two images a process, with BN and GW mixed (GW, sec. 5.2).
+    """Faster R-CNN with a ResNet-50 from scratch with two images per process, with BN and GW mixed (GW, sec. 5.2).
 
     Expected: box AP 28.37 %; with --norm bn --where all 25.10, --norm gn --where all 28.19, --where all 28.79.
-    Not stated: the box head (here 2fc, with no norm but in the backbone).
+    Not stated: the box head (here 2fc, with norms in the backbone only).
     Cost: 1474 PFLOPs.
     Command: torchrun --nproc-per-node 8 -m whitenorm_lab train gw-coco-scratch
     """

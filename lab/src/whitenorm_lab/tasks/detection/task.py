@@ -1,4 +1,4 @@
-"""Detection as a task of the training program."""
+"""The detection task."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from whitenorm_lab.tasks.detection.config import Detection
+from whitenorm_lab.tasks.detection.dataset import (
+    Batch,
+    DetectionDataset,
+    collate,
+    read_datasets,
+    select_training_images,
+)
+from whitenorm_lab.tasks.detection.drawing import draw_detections
 from whitenorm_lab.tasks.detection.metric import AveragePrecision
-from whitenorm_lab.tasks.detection.model import build
-from whitenorm_lab.tasks.detection.pictures import Batch, Pictures, collate, sets, trained
-from whitenorm_lab.tasks.detection.sheet import sheet
-from whitenorm_lab.tasks.detection.weights import state_of
+from whitenorm_lab.tasks.detection.model import build_detector
+from whitenorm_lab.tasks.detection.weights import load_classifier
 from whitenorm_lab.training.batches import check_batch_size, draw_calibration_rows
 from whitenorm_lab.training.checkpoints import write_atomically
 from whitenorm_lab.training.loaders import DataLoaders, FileLoader, TrainSampler, build_test_sampler
 from whitenorm_lab.training.scores import Means
 from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
-# torchvision's losses, by the names that they are shown with.
+# Our names of torchvision's losses.
 _LOSSES = {
     "class": "loss_classifier",
     "box": "loss_box_reg",
@@ -30,58 +36,59 @@ _LOSSES = {
     "proposal": "loss_rpn_box_reg",
     "mask": "loss_mask",
 }
-_SHOWN = 8
+_DRAWN_IMAGES = 8
 
 
 class DetectionTask(Task[Detection]):
-    """Boxes of objects in images, and their masks: torchvision's losses, COCO's average precision.
+    """Detection of boxes, and optionally masks, with torchvision's losses and COCO's average precision.
 
-    A model takes a list of images and, in training, targets, as torchvision's detectors do.
+    A model has the interface of torchvision's detectors: a list of images and, in training, of targets.
     """
 
     main_score = "ap"
-    # Whether a run begins, for which trained weights are read; a model that is loaded has its own.
-    begins = False
+    # True once a run has data; only then trained weights are read, as a loaded model has its own.
+    is_training = False
     white: Tensor
 
     def __init__(self, config: Detection) -> None:
         super().__init__(config)
-        # A buffer, which has the type of the run's arithmetic.
+        # A buffer, so that it has the dtype of the run.
         self.register_buffer("white", torch.tensor(255.0), persistent=False)
 
     def build_loaders(self, dataset: Any, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
-        """Batches of COCO's files; in their place, ``dataset`` is two :class:`Coco`, to train and to test on."""
-        config, self.begins = self.config, True
-        train, test = sets(config) if dataset is None else dataset
-        pictures = trained(train, config)
-        # A set of one file is tested on what is trained on, which shows no more than that it learns.
-        tested = (pictures if test is train else test.pictures)[: config.test_images]
-        numbers = torch.arange(len(pictures))
-        size = check_batch_size(config.batch_size, len(pictures), world)
-        opened: list[FileLoader] = []
+        """Return batches of COCO's files, or of ``dataset``, a pair of :class:`Coco` for training and test."""
+        config, self.is_training = self.config, True
+        train, test = read_datasets(config) if dataset is None else dataset
+        images = select_training_images(train, config)
+        # With one file, the training images are also the test images, which only shows that the model learns.
+        test_images = (images if test is train else test.images)[: config.test_images]
+        size = check_batch_size(config.batch_size, len(images), world)
+        loaders: list[FileLoader] = []
 
-        def opening(examples: Pictures, order: Any) -> FileLoader:
-            opened.append(FileLoader(examples, order, config, collate))
-            return opened[-1]
+        def open_loader(examples: DetectionDataset, order: Any) -> FileLoader:
+            loaders.append(FileLoader(examples, order, config, collate))
+            return loaders[-1]
 
         def calibration(number: int) -> FileLoader:
-            rows = draw_calibration_rows(len(pictures), number, config.seed, world)
-            return opening(Pictures(pictures, False, True, False), build_test_sampler(rows, size // world, rank, world))
+            rows = draw_calibration_rows(len(images), number, config.seed, world)
+            return open_loader(
+                DetectionDataset(images, False, True, False), build_test_sampler(rows, size // world, rank, world)
+            )
 
         def close() -> None:
-            for loader in opened:
+            for loader in loaders:
                 loader.close()
 
         return DataLoaders(
             {"classes": train.classes, "names": train.names},
-            opening(
-                Pictures(pictures, config.masks, True, config.flip),
-                TrainSampler(numbers, size, config.seed, step, rank, world),
+            open_loader(
+                DetectionDataset(images, config.masks, True, config.flip),
+                TrainSampler(torch.arange(len(images)), size, config.seed, step, rank, world),
             ),
             {
-                "test": opening(
-                    Pictures(tested, config.masks, False, False),
-                    build_test_sampler(torch.arange(len(tested)), size // world, rank, world),
+                "test": open_loader(
+                    DetectionDataset(test_images, config.masks, False, False),
+                    build_test_sampler(torch.arange(len(test_images)), size // world, rank, world),
                 )
             },
             calibration,
@@ -91,19 +98,19 @@ class DetectionTask(Task[Detection]):
 
     def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
-        if self.begins and config.freeze_bn and config.weights is None:
-            raise ValueError("expected --weights, which the frozen BatchNorms' statistics are of (got none)")
-        state = state_of(config.weights) if self.begins and config.weights is not None else None
-        return build(config, description["classes"], state)
+        if self.is_training and config.freeze_bn and config.weights is None:
+            raise ValueError("expected --weights with the statistics of the frozen BatchNorms (got none)")
+        state = load_classifier(config.weights) if self.is_training and config.weights is not None else None
+        return build_detector(config, description["classes"], state)
 
     def example_inputs(self, description: dict[str, Any], count: int) -> dict[str, Any]:
         return {"images": list(torch.rand(count, 3, self.config.min_size, self.config.min_size))}
 
     def check(self, model: nn.Module, description: dict[str, Any]) -> None:
-        """One image is enough to tell, and takes seconds where images are large."""
-        found = forward_in_eval_mode(model, self.example_inputs(description, 1))
-        if not isinstance(found, list) or not {"boxes", "labels", "scores"} <= set(found[0]):
-            raise ValueError(f"expected a detector in torchvision's manner (got {type(model).__name__})")
+        """Run the model on one image only, as a large image takes seconds."""
+        outputs = forward_in_eval_mode(model, self.example_inputs(description, 1))
+        if not isinstance(outputs, list) or not {"boxes", "labels", "scores"} <= set(outputs[0]):
+            raise ValueError(f"expected a detector with the outputs of torchvision's (got {type(model).__name__})")
 
     def prepare_batch(self, batch: Any) -> Batch:
         images, targets = batch
@@ -112,9 +119,9 @@ class DetectionTask(Task[Detection]):
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
         losses = model(batch.images, batch.targets)
         total: Tensor = sum(losses.values())
-        number = len(batch.images)
-        parts = {name: losses[_LOSSES[name]].detach() * number for name in scores.names if name != "loss"}
-        scores.update(number, loss=total.detach() * number, **parts)
+        size = len(batch.images)
+        parts = {name: losses[_LOSSES[name]].detach() * size for name in scores.names if name != "loss"}
+        scores.update(size, loss=total.detach() * size, **parts)
         return total
 
     def train_scores(self) -> Means:
@@ -125,13 +132,13 @@ class DetectionTask(Task[Detection]):
 
     def test(self, model: nn.Module, batch: Batch, scores: AveragePrecision) -> None:
         if batch.images:
-            scores.add(model(batch.images), batch.targets)
+            scores.update(model(batch.images), batch.targets)
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         return {"images": batch.images}
 
     def parameter_groups(self, model: nn.Module) -> Iterable[Any]:
-        """Biases may have a learning rate of their own, and then no decay."""
+        """Return all trainable parameters, or biases as a group with another learning rate and no weight decay."""
         config = self.config
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         if config.bias_factor == 1:
@@ -142,23 +149,23 @@ class DetectionTask(Task[Detection]):
             {"params": biases, "lr": config.lr * config.bias_factor, "weight_decay": 0.0},
         ]
 
-    def format_scores(self, numbers: dict[str, float]) -> str:
-        shown = {"loss": "loss", "ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP"}
+    def format_scores(self, scores: dict[str, float]) -> str:
+        labels = {"loss": "loss", "ap": "AP", "ap50": "AP50", "ap75": "AP75", "mask_ap": "mask AP"}
         return ", ".join(
-            f"{words} {numbers[name]:.4f}" if name == "loss" else f"{words} {numbers[name]:.2f} %"
-            for name, words in shown.items()
-            if name in numbers
+            f"{label} {scores[name]:.4f}" if name == "loss" else f"{label} {scores[name]:.2f} %"
+            for name, label in labels.items()
+            if name in scores
         )
 
     def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
-        """A picture of the first test images with what is found in them: ``detections.png``."""
+        """Write ``detections.png``: the first test images with the detected objects."""
         device = next(model.parameters()).device
-        images = [image.to(device) for image in islice(self._tested(loaders), _SHOWN)]
+        images = [image.to(device) for image in islice(self._iterate_test_images(loaders), _DRAWN_IMAGES)]
         with torch.no_grad():
-            found = [model([image])[0] for image in images]
-        write_atomically(folder / "detections.png", sheet(images, found, loaders.description["names"]))
+            outputs = [model([image])[0] for image in images]
+        write_atomically(folder / "detections.png", draw_detections(images, outputs, loaders.description["names"]))
 
-    def _tested(self, loaders: DataLoaders) -> Iterator[Tensor]:
+    def _iterate_test_images(self, loaders: DataLoaders) -> Iterator[Tensor]:
         for batch in loaders.tests["test"]:
             yield from self.prepare_batch(batch).images
 
