@@ -14,7 +14,7 @@ _KINDS = {"norm": "the replaced norm", "paper": "the paper's formulation", "torc
 
 
 def counts(results: dict[str, Any]) -> str:
-    """Operations forward and backward of a training step (in brackets: Triton kernels), and bytes moved, in passes over x."""
+    """Operations forward + backward of a training step (in brackets: Triton kernels), and bytes in passes over x."""
     lines = _head("layer", "input", *_KINDS.values(), "GFLOPs")
     for name, rows in results["layers"].items():
         shape = "×".join(map(str, CASES[name].shape))

@@ -114,8 +114,8 @@ def reading(results: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"A training step of one whitening layer takes {min(layers):.1f} to {max(layers):.1f} times as long as "
-            f"BatchNorm's.{in_nets} The papers' own formulations take {faster:.2f} times as long as these layers in the "
-            f"geometric mean, and are faster than these layers on {_where_ahead(results)}.",
+            f"BatchNorm's.{in_nets} The papers' own formulations take {faster:.2f} times as long as these layers in "
+            f"the geometric mean, and are faster than these layers on {_where_ahead(results)}.",
             "",
             f"Of {len(targets)} targets, {len(missed)} are not reached{':' if missed else '.'}",
             *(["", *missed] if missed else []),
@@ -135,9 +135,9 @@ def markdown(results: dict[str, Any]) -> str:
         f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
         f"`{machine['commit'][:10]}`; best sgemm rate {results['sgemm_gflops']:.0f} GFLOP/s. Times are forward + "
         "backward in training, medians of interleaved rounds. Columns with / are ratios of times; below 1 the layer is "
-        "faster. *native* is a composition of PyTorch operations, if the papers' formulation is not one already. *saved* "
-        "is the memory saved for backward and *peak* the largest memory allocated in a step, both relative to the "
-        "input; in brackets the papers' formulation and BatchNorm. In the column / 3×3 conv, brackets hold the figure "
+        "faster. *native* is a composition of PyTorch operations, if the papers' formulation is not one already. "
+        "*saved* is the memory saved for backward and *peak* the largest memory allocated in a step, both relative to "
+        "the input; in brackets the papers' formulation and BatchNorm. In the column / 3×3 conv, brackets hold the figure "
         "of the paper.",
         "",
         "| shape | method | ms | / BatchNorm | / paper | / native | / floor | / 3×3 conv | inference / BN "
