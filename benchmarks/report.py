@@ -137,8 +137,8 @@ def markdown(results: dict[str, Any]) -> str:
         "backward in training, medians of interleaved rounds. Columns with / are ratios of times; below 1 the layer is "
         "faster. *native* is a composition of PyTorch operations, if the papers' formulation is not one already. "
         "*saved* is the memory saved for backward and *peak* the largest memory allocated in a step, both relative to "
-        "the input; in brackets the papers' formulation and BatchNorm. In the column / 3×3 conv, brackets hold the figure "
-        "of the paper.",
+        "the input; in brackets the papers' formulation and BatchNorm. In the column / 3×3 conv, brackets hold the "
+        "figure of the paper.",
         "",
         "| shape | method | ms | / BatchNorm | / paper | / native | / floor | / 3×3 conv | inference / BN "
         "| channels-last | saved | peak |",
