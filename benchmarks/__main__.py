@@ -1,4 +1,4 @@
-"""The benchmark suite: ``make bench``, or ``whitenorm bench`` in a checkout."""
+"""Run the benchmark suite: ``python -m benchmarks``, or ``make bench``."""
 
 from __future__ import annotations
 

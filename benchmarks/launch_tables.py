@@ -9,12 +9,12 @@ from benchmarks.collectives import RANKS
 from benchmarks.roofline.cards import CARDS
 from whitenorm.cli.gpu.cases import CASES
 
-# The columns: the norm a layer stands in for goes by its own name.
-_KINDS = {"norm": "the norm it replaces", "paper": "the paper's formulation", "torch": "torch", "triton": "Triton"}
+# Column titles by kind of implementation.
+_KINDS = {"norm": "the replaced norm", "paper": "the paper's formulation", "torch": "PyTorch", "triton": "Triton"}
 
 
 def counts(results: dict[str, Any]) -> str:
-    """Operations forward and backward of a training step (of these, Triton's), and bytes moved in passes over x."""
+    """Operations forward + backward of a training step (in brackets: Triton kernels), and bytes in passes over x."""
     lines = _head("layer", "input", *_KINDS.values(), "GFLOPs")
     for name, rows in results["layers"].items():
         shape = "×".join(map(str, CASES[name].shape))
@@ -26,13 +26,13 @@ def counts(results: dict[str, Any]) -> str:
 def _count(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
-    ours = f" ({row['triton']} Triton's)" if row["triton"] else ""
+    ours = f" ({row['triton']} Triton)" if row["triton"] else ""
     return f"{row['forward']} + {row['backward']}{ours}, {row['passes']} passes"
 
 
 def layer_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds of a training step of one layer."""
-    lines = _head("predicted ms", "card", *_KINDS.values())
+    lines = _head("predicted ms", "GPU", *_KINDS.values())
     for name, rows in results["layers"].items():
         if "predicted_ms" in rows["torch"]:
             for card in CARDS:
@@ -42,7 +42,7 @@ def layer_times(results: dict[str, Any]) -> str:
 
 
 def resnet_times(results: dict[str, Any]) -> str:
-    """Predicted milliseconds of a training step of ResNet-50, and what is added to BatchNorm's."""
+    """Predicted milliseconds of a training step of ResNet-50, and the increase over BatchNorm."""
     base = results["resnet50"][0]["predicted_ms"]
     lines = _head("predicted ms", "kernels", "launches", *CARDS)
     for row in results["resnet50"]:
@@ -53,23 +53,23 @@ def resnet_times(results: dict[str, Any]) -> str:
 
 
 def rank_times(results: dict[str, Any]) -> str:
-    """Predicted milliseconds that synchronised statistics add to a step, beside the gradient's own all-reduce."""
+    """Predicted milliseconds that synchronized statistics add to a step, and the all-reduce of the gradient."""
     gradient = results["ranks"]["gradient"]
-    added = [f"added on {number:,} cards" for number in RANKS]
-    lines = _head("predicted", "collectives", "MB a step", "other operations", *added)
+    added = [f"added on {number:,} GPUs" for number in RANKS]
+    lines = _head("predicted", "collectives", "MB per step", "other operations", *added)
     for name, row in results["ranks"]["rows"].items():
         others = f"{row['operations']:,}, {row['operations_ms']:.1f} ms"
         times = [f"{row['added_ms'][str(number)]:.1f} ms" for number in RANKS]
         step = f"{name} ({row['step_ms']:.1f} ms)"
         lines.append(_line((step, row["collectives"], f"{row['megabytes']:.1f}", others, *times)))
     own = [f"{gradient['all_reduce_ms'][str(number)]:.1f} ms" for number in RANKS]
-    lines.append(_line(("the gradient itself, beside backward", "some", f"{gradient['megabytes']:.1f}", "–", *own)))
+    lines.append(_line(("the gradient, during backward", "several", f"{gradient['megabytes']:.1f}", "–", *own)))
     return "\n".join(lines)
 
 
 def cards(_: dict[str, Any]) -> str:
-    """What is assumed of the cards."""
-    lines = _head("card", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "from")
+    """Assumed GPU specifications."""
+    lines = _head("GPU", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "source")
     for card in CARDS.values():
         rates = (f"{card.bandwidth / 1e9:,.0f}", f"{card.fp32 / 1e12:.1f}", f"{card.tf32 / 1e12:.1f}")
         lines.append(_line((card.name, *rates, card.source)))
@@ -86,8 +86,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables, each with what it is."""
-    parts = [f"Counted on the meta device of torch {results['torch']}; all times are predictions, none was measured."]
+    """Return all tables as Markdown, each with a caption."""
+    parts = [f"Counted on the meta device of torch {results['torch']}; all times are predictions; none was measured."]
     for table in TABLES.values():
         parts += [f"{table.__doc__}", table(results)]
     return "\n\n".join(parts)

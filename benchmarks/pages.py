@@ -1,9 +1,8 @@
-"""What README and docs say of the stored benchmarks, written by ``python -m benchmarks.pages``: nothing by hand.
+"""Write tables and numbers of the stored benchmarks into README and docs: ``python -m benchmarks.pages``.
 
-Whoever measures anew writes it too (``make bench``, ``python -m benchmarks.launches --write``), and a test fails where
-a page says something else than the results. A block stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` on
-the page that it belongs to; a number in a sentence, on any page, between ``<!-- measured: NAME -->`` and
-``<!-- /measured -->``.
+``make bench`` and ``python -m benchmarks.launches --write`` do the same after measuring. A test checks that the pages
+agree with the results. Tables stand between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` on their page; numbers in
+sentences, on any page, between ``<!-- measured: NAME -->`` and ``<!-- /measured -->``.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _MEASURED = re.compile(r"(<!-- measured: (.*?) -->).*?(<!-- /measured -->)", re.
 
 
 def stored(name: str) -> dict[str, Any]:
-    """The results of this name."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    """Load the stored results with this name."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return results
 
 
 def _monitoring() -> str:
@@ -45,11 +44,11 @@ MEASURED: dict[str, Callable[[], str]] = {
     "monitoring seconds": _monitored,
     "collectives": _collectives,
 }
-"""Numbers in sentences."""
+"""Numbers in sentences, by name."""
 
 
 def blocks() -> dict[Path, dict[str, str]]:
-    """What stands on which page, by name."""
+    """Return the tables of each page, by name."""
     full, launches = stored("full"), stored("launches")
     return {
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
@@ -62,7 +61,7 @@ def blocks() -> dict[Path, dict[str, str]]:
 
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
-    """README and docs as they should be."""
+    """Return README and docs with current tables and numbers."""
     mine = blocks()
     found = {}
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
@@ -80,7 +79,7 @@ def _inline(match: re.Match[str], path: Path) -> str:
 
 
 def write() -> list[Path]:
-    """Write those that changed, and tell which."""
+    """Write the pages that changed, and return their paths."""
     changed = [(path, text) for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
     for path, text in changed:
         path.write_text(text, encoding="utf-8")

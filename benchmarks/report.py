@@ -1,4 +1,4 @@
-"""From measured results to the text and tables of docs/benchmarks.md: nothing is typed in by hand."""
+"""Write the text and tables of docs/benchmarks.md from measured results."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ matplotlib.use("Agg")
 from benchmarks import sweep
 from whitenorm_lab import published
 
-# Of the rivals that are ahead: what the profiles show.
+# Why alternatives are faster on some shapes, from profiles.
 REASON = (
-    "They are small, of few samples or small matrices: a layer's own backward is some hundred calls from Python, about "
-    "a millisecond, where autograd walks the graph that a rival has kept, at two to ten times the memory; and of many "
-    "matrices of 16 features a product runs at a fifth of the best rate, so that 39 of them, the iterates computed "
-    "again among them, are nearly all of the time."
+    "These shapes have few samples or small matrices. The backward of a layer makes some hundred calls from Python, "
+    "about a millisecond, while autograd traverses the graph that the alternative has saved, at two to ten times the "
+    "memory. For many matrices of 16 features, a product runs at a fifth of the best rate, so that 39 products, "
+    "including the recomputed iterates, take nearly all of the time."
 )
 
 
 class Bar(NamedTuple):
-    """Something the layers are to reach, what was measured, and whether it is enough."""
+    """A target for the layers, the measured value, and whether it is reached."""
 
     what: str
     wanted: str
@@ -31,7 +31,7 @@ class Bar(NamedTuple):
 
 
 def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dict[str, Any]]]:
-    """Shape, method and row of all measured layers, or of some."""
+    """Return shape, method and row of all measured layers, or of those with the given names."""
     return [
         (entry["shape"], name, row)
         for entry in results["layers"]
@@ -41,7 +41,8 @@ def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dic
 
 
 def geometric_mean(values: list[float]) -> float:
-    """
+    """Return the geometric mean.
+
     >>> geometric_mean([1.0, 4.0])
     2.0
     """
@@ -49,39 +50,39 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def bars(results: dict[str, Any]) -> list[Bar]:
-    """The bars that these results can judge."""
+    """Return the targets that these results can judge."""
     found = []
     faster = [1 / row["to_paper"] for _, _, row in rows(results)]
     mean, worst = geometric_mean(faster), min(faster)
     reached = mean >= 2.7 and worst >= 1
-    what = "faster than the papers' formulation: mean, worst"
+    what = "speed-up over the papers' formulation (mean, worst)"
     found.append(Bar(what, "≥ 2.7×, ≥ 1×", f"{mean:.2f}×, {worst:.2f}×", reached))
     native = [1 / row["to_native"] for _, _, row in rows(results) if row["to_native"] is not None]
-    found.append(Bar("faster than native operations: worst", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
+    found.append(Bar("speed-up over native operations (worst)", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
     for names, limit in ((("IterNorm", "DBN"), 1.25), (("GW",), 1.5)):
         floors = [row["to_floor"] for shape, _, row in rows(results, *names) if math.prod(shape[2:]) >= 784]
         if floors:
-            found.append(_most(f"{' and '.join(names)}, 784 positions and more, against the floor", limit, floors))
+            found.append(_most(f"{' and '.join(names)}, 784 positions and more, relative to the floor", limit, floors))
     small = [row["to_floor"] for shape, _, row in rows(results) if math.prod(shape[2:]) < 784]
-    found.append(_most("smaller shapes, against the floor", 2.0, small))
+    found.append(_most("smaller shapes, relative to the floor", 2.0, small))
     papers = ([64, 64, 32, 32], [64, 128, 32, 32])
     convolution = [row["to_convolution"] for shape, _, row in rows(results, "IterNorm") if shape in papers]
     if convolution:
-        found.append(_most("IterNorm against a 3×3 convolution, d = 64 and 128", 0.35, convolution))
+        found.append(_most("IterNorm relative to a 3×3 convolution, d = 64 and 128", 0.35, convolution))
     for name, least in (("DBN", 2.0), ("SW", 3.0)):
         slowest = min(1 / row["to_paper"] for _, _, row in rows(results, name))
-        what = f"{name}, faster than its paper's formulation"
+        what = f"{name}, speed-up over its paper's formulation (worst)"
         found.append(Bar(what, f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
     last = [row["channels_last_to_contiguous"] for _, _, row in rows(results) if "channels_last_to_contiguous" in row]
     if last:
-        found.append(_most("channels-last against contiguous", 1.1, last))
+        found.append(_most("channels-last relative to contiguous", 1.1, last))
     product = [row["inference_to_product"] for _, _, row in rows(results) if "inference_to_product" in row]
-    found.append(_most("inference against a grouped 1×1 product", 2.0, product))
+    found.append(_most("inference relative to a grouped 1×1 product", 2.0, product))
     folded = [row for _, _, row in rows(results) if "folded_to_convolution" in row]
     if folded:
         flops = max(row["folded_extra_flops"] for row in folded)
         times = geometric_mean([row["folded_to_convolution"] for row in folded])
-        what = "folded into a convolution: FLOPs added, time against the convolution's"
+        what = "folded into a convolution: FLOPs added, time relative to the convolution"
         found.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
     for entry in results.get("models", []):
         for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
@@ -98,37 +99,46 @@ def _most(what: str, limit: float, values: list[float]) -> Bar:
 
 
 def reading(results: dict[str, Any]) -> str:
-    """What the tables say in three sentences: the price, the gain over the papers' way, and what was not reached."""
+    """Summarize the tables: cost, gain over the papers' formulation, and targets that are not reached."""
     layers = [row["to_batchnorm"] for _, _, row in rows(results)]
     nets = [row["step_percent"] for entry in results.get("models", []) for row in entry["models"].values()]
     in_nets = (
-        f", and a net {min(nets):+.0f} to {max(nets):+.0f} %, by the place and number of its norms" if nets else ""
+        f" The change for a whole network is {min(nets):+.0f} to {max(nets):+.0f} %, depending on placement and number "
+        "of norms."
+        if nets
+        else ""
     )
     faster = geometric_mean([1 / row["to_paper"] for _, _, row in rows(results)])
-    missed = [f"{bar.what} ({bar.measured} for {bar.wanted})" for bar in bars(results) if not bar.reached]
-    return (
-        f"Whitening has a price: by itself a layer's training step takes {min(layers):.1f} to {max(layers):.1f} times "
-        f"BatchNorm's{in_nets}. The papers' own formulation takes {faster:.2f} times as long as these layers in the "
-        f"geometric mean, and is ahead of them on {_where_ahead(results)}. Of the {len(bars(results))} bars that we "
-        f"set, {len(missed)} are not reached: {'; '.join(missed) or 'none'}."
+    targets = bars(results)
+    missed = [f"- {bar.what}: measured {bar.measured}, target {bar.wanted}" for bar in targets if not bar.reached]
+    return "\n".join(
+        [
+            f"A training step of one whitening layer takes {min(layers):.1f} to {max(layers):.1f} times as long as "
+            f"BatchNorm's.{in_nets} The papers' own formulations take {faster:.2f} times as long as these layers in "
+            f"the geometric mean, and are faster than these layers on {_where_ahead(results)}.",
+            "",
+            f"Of {len(targets)} targets, {len(missed)} are not reached{':' if missed else '.'}",
+            *(["", *missed] if missed else []),
+        ]
     )
 
 
 def _where_ahead(results: dict[str, Any]) -> str:
     ahead = [f"{name} {'×'.join(map(str, shape))}" for shape, name, row in rows(results) if row["to_paper"] > 1]
-    return " and ".join(ahead) or "none of the shapes of the suite"
+    return " and ".join(ahead) or "none of these shapes"
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables, as text."""
+    """Return all tables as Markdown."""
     machine = results["machine"]
     lines = [
         f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
-        f"`{machine['commit'][:10]}`; best sgemm rate {results['sgemm_gflops']:.0f} GFLOP/s. Forward + backward in "
-        "training, medians of interleaved rounds, as ratios of times; below 1 is faster. *native* is PyTorch's own "
-        "operations composed, where the papers' formulation is not that already. *saved* is what is kept for "
-        "backward, *peak* the most that a step allocates, both in units of the input; in brackets the papers' "
-        "formulation and BatchNorm. Behind / 3×3 conv, in brackets, the figure that a paper itself gives.",
+        f"`{machine['commit'][:10]}`; best sgemm rate {results['sgemm_gflops']:.0f} GFLOP/s. Times are forward + "
+        "backward in training, medians of interleaved rounds. Columns with / are ratios of times; below 1 the layer is "
+        "faster. *native* is a composition of PyTorch operations, if the papers' formulation is not one already. "
+        "*saved* is the memory saved for backward and *peak* the largest memory allocated in a step, both relative to "
+        "the input; in brackets the papers' formulation and BatchNorm. In the column / 3×3 conv, brackets hold the "
+        "figure of the paper.",
         "",
         "| shape | method | ms | / BatchNorm | / paper | / native | / floor | / 3×3 conv | inference / BN "
         "| channels-last | saved | peak |",
@@ -149,7 +159,7 @@ def markdown(results: dict[str, Any]) -> str:
     for entry in results["tokens"]:
         lines += ["", *token_table(entry)]
     lines += ["", *behind(results)]
-    lines += ["", "| what it is to reach | wanted | measured | |", "| --- | --- | --- | --- |"]
+    lines += ["", "| target | required | measured | reached |", "| --- | --- | --- | --- |"]
     for bar in bars(results):
         lines.append(f"| {bar.what} | {bar.wanted} | {bar.measured} | {'yes' if bar.reached else 'no'} |")
     return "\n".join(lines)
@@ -167,11 +177,11 @@ def _convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
 
 
 def model_table(entry: dict[str, Any]) -> list[str]:
-    """A network's training step and inference beyond BatchNorm's, beside the papers' own."""
+    """Tabulate the time that norms add to a network with BatchNorm, beside the papers' figures."""
     lines = [
         f"{entry['name']} at {entry['resolution']}², batch {entry['batch']}, commit "
-        f"`{entry['machine']['commit'][:10]}`: what is added to BatchNorm's time (at {entry['gflops']:.3f} GFLOPs). In "
-        "brackets what the papers print, after a semicolon that at 713²:",
+        f"`{entry['machine']['commit'][:10]}`: time added to BatchNorm's (which has {entry['gflops']:.3f} GFLOPs). "
+        "In brackets the papers' figures; those after a semicolon are for 713²:",
         "",
         "| norms | solver | training step | inference | GFLOPs |",
         "| --- | --- | ---: | ---: | ---: |",
@@ -194,7 +204,7 @@ def _beside(percent: float, printed: str) -> str:
 
 
 def solver_table(results: dict[str, Any]) -> str:
-    """The solvers alone."""
+    """Tabulate time and error of the solvers alone."""
     lines = ["| K | matrices | solver | ms | error |", "| ---: | ---: | --- | ---: | ---: |"]
     for entry in results["solvers"]:
         for name, row in entry["solvers"].items():
@@ -203,10 +213,10 @@ def solver_table(results: dict[str, Any]) -> str:
 
 
 def token_table(entry: dict[str, Any]) -> list[str]:
-    """A transformer's training step and inference, as multiples of LayerNorm's."""
+    """Tabulate a transformer's training step and inference, relative to LayerNorm."""
     size = "×".join(map(str, entry["input"]))
     lines = [
-        f"{entry['name']}, input {size}: times LayerNorm's.",
+        f"{entry['name']}, input {size}: time relative to LayerNorm.",
         "",
         "| norms | training step | inference |",
         "| --- | ---: | ---: |",
@@ -217,7 +227,7 @@ def token_table(entry: dict[str, Any]) -> list[str]:
 
 
 def behind(results: dict[str, Any]) -> list[str]:
-    """Where a rival is ahead, and why."""
+    """List the shapes on which an alternative is faster, and why."""
     suite = [
         f"{name} {'×'.join(map(str, shape))} ({which}, {row[key]:.2f})"
         for shape, name, row in rows(results)
@@ -228,16 +238,16 @@ def behind(results: dict[str, Any]) -> list[str]:
     mean = geometric_mean([row["fastest_to_own"] for row in between])
     percent = f"{100 * (1 - sweep.MARGIN):.0f} %"
     return [
-        f"Behind on the suite's shapes: {', '.join(suite) or 'none'}. Of {len(between)} shapes between them, the "
-        "fastest of the papers' formulation, native operations and this package's other layout takes "
-        f"{mean:.2f}× the layers' time in the geometric mean, and is more than {percent} ahead in {len(slower)}, which "
-        f"`benchmarks/results/full.md` names. {REASON}",
+        f"An alternative is faster on these of the above shapes: {', '.join(suite) or 'none'}. Of {len(between)} other "
+        "shapes, the fastest alternative (the papers' formulation, PyTorch operations, or this package's other memory "
+        f"layout) takes {mean:.2f}× the layers' time in the geometric mean, and is more than {percent} faster on "
+        f"{len(slower)}, listed in `benchmarks/results/full.md`. {REASON}",
     ]
 
 
 def sweep_table(results: dict[str, Any]) -> str:
-    """The shapes between those of the suite on which a rival is ahead."""
-    lines = ["| method | K | shape | ms | the rival's | which |", "| --- | ---: | --- | ---: | ---: | --- |"]
+    """Tabulate the other shapes on which an alternative is faster."""
+    lines = ["| method | K | shape | ms | alternative's ms | alternative |", "| --- | ---: | --- | ---: | ---: | --- |"]
     for row in sweep.behind(results["sweep"]):
         own, other = row["ms"][row["method"]], row["ms"][row["fastest"]]
         shape = "×".join(map(str, row["shape"]))

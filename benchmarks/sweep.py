@@ -77,9 +77,13 @@ def measure(name: str, features: int, shape: tuple[int, ...], rounds: int, budge
 
 
 def _in_other_layout(step: Callable[[], None]) -> None:
-    """A step with samples gathered where they are not by themselves, and the other way round."""
-    usual = layout._few_positions
-    with mock.patch.object(layout, "_few_positions", lambda x, features: not usual(x, features)):
+    """Run a step with samples copied together where they are not by default, and the reverse."""
+
+    def choose_other(*args: Any, **kwargs: Any) -> layout.Layout:
+        usual = layout.channel_groups(*args, **kwargs)
+        return usual._replace(copied=not usual.copied)
+
+    with mock.patch.object(whitenorm.functional, "channel_groups", choose_other):
         step()
 
 

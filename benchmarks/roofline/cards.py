@@ -1,24 +1,24 @@
-"""What GPUs can do, and how much of it kernels get: the assumptions that predictions are made from."""
+"""Assumptions of the predictions: peak rates of GPUs, and the fractions that kernels attain."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Of what the data sheet says: a plain copy comes to about this much of the bandwidth, and large products to this much
-# of the rates. Small products come to less, which is not modelled.
+# Fractions of the data sheet's figures: bandwidth of a plain copy, and rates of large products. Small products attain
+# less, which is not modelled.
 BANDWIDTH_ATTAINED = 0.85
 FP32_ATTAINED = 0.7
 TF32_ATTAINED = 0.5
-# Seconds that the host takes to launch, both assumed: torch's own operations, with autograd's bookkeeping, and Triton's
-# kernels, whose launcher is in Python. A slow or busy host takes more.
+# Assumed seconds per launch: PyTorch operations including autograd, and Triton kernels, whose launcher is in Python. A
+# slow or busy host takes longer.
 TORCH_LAUNCH = 5e-6
 TRITON_LAUNCH = 15e-6
-# Products of Triton's kernels are three of TF32, which together have nearly float32's accuracy.
+# Each product in a Triton kernel is three TF32 products, which together are nearly as accurate as float32.
 PRODUCTS_OF_TF32 = 3
 
 
 class Card(NamedTuple):
-    """Bytes a second, FLOPs a second in float32 and, dense, in TF32, at best; multiprocessors; where this is from."""
+    """Peak bytes per second and FLOPs per second (float32, dense TF32), number of multiprocessors, and source."""
 
     name: str
     bandwidth: float
@@ -28,7 +28,7 @@ class Card(NamedTuple):
     source: str
 
     def scaled(self, bandwidth: float) -> Card:
-        """A card of another bandwidth, that is otherwise as much faster or slower."""
+        """Return a card with another bandwidth and proportional rates."""
         factor = bandwidth / self.bandwidth
         source = f"the {self.name}'s figures, scaled by bandwidth"
         return Card("this card", bandwidth, self.fp32 * factor, self.tf32 * factor, self.processors, source)
@@ -37,16 +37,16 @@ class Card(NamedTuple):
 CARDS = {
     card.name: card
     for card in (
-        Card("A100 80GB", 2.039e12, 19.5e12, 156e12, 108, "the maker's data sheet, SXM form"),
-        Card("H100 SXM", 3.35e12, 67e12, 494.7e12, 132, "the maker's data sheet; TF32 without sparsity"),
+        Card("A100 80GB", 2.039e12, 19.5e12, 156e12, 108, "manufacturer's data sheet, SXM form"),
+        Card("H100 SXM", 3.35e12, 67e12, 494.7e12, 132, "manufacturer's data sheet; TF32 without sparsity"),
         # Its clock depends on the laptop, from 1.2 to 2.2 GHz.
-        Card("RTX 4070 Laptop", 256e9, 15.6e12, 15.6e12, 36, "the maker's data sheet: 4,608 cores, here at 1.7 GHz"),
+        Card("RTX 4070 Laptop", 256e9, 15.6e12, 15.6e12, 36, "manufacturer's data sheet: 4,608 cores, here at 1.7 GHz"),
     )
 }
 
 
 def card_of(device_name: str) -> Card | None:
-    """The card of the table that a device says it is.
+    """Return the card that a device name stands for, or None.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""What whitening does to features: correlation matrices and spectra after BatchNorm and after IterNorm."""
+"""Correlation matrices and spectra of features after BatchNorm and after IterNorm."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from matplotlib.image import AxesImage
 from benchmarks.tutorials.page import Tutorial
 
 _ROWS = {
-    "κ after the last norm, in the first step": ("condition_at_first", "{:.1f}"),
-    "κ after it, in the first step of the last epoch": ("condition_at_last", "{:.1f}"),
-    "trained: κ before it": ("condition_before", "{:.1f}"),
-    "trained: κ after it": ("condition_after", "{:.1f}"),
-    "trained: κ after it, at inference": ("condition_at_inference", "{:.1f}"),
-    "trained: mean absolute correlation before it": ("correlation_before", "{:.3f}"),
-    "trained: mean absolute correlation after it": ("correlation_after", "{:.3f}"),
-    "ms a training step": ("milliseconds", "{:.1f}"),
+    "κ after the last norm, first step": ("condition_at_first", "{:.1f}"),
+    "κ after the last norm, first step of the last epoch": ("condition_at_last", "{:.1f}"),
+    "after training: κ before the last norm": ("condition_before", "{:.1f}"),
+    "after training: κ after the last norm": ("condition_after", "{:.1f}"),
+    "after training: κ after the last norm, at inference": ("condition_at_inference", "{:.1f}"),
+    "after training: mean absolute correlation before the last norm": ("correlation_before", "{:.3f}"),
+    "after training: mean absolute correlation after the last norm": ("correlation_after", "{:.3f}"),
+    "ms per training step": ("milliseconds", "{:.1f}"),
 }
 _LABELS = {"BN": "after BatchNorm", "IterNorm": "after IterNorm"}
 _COLOURS = {"BN": "tab:orange", "IterNorm": "tab:blue"}
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Means over the seeds, and the accuracies of all."""
+    """Tabulate means over the seeds, and the accuracy of each seed."""
     epochs, seeds = sizes
     seen = results["seen"]["numbers"]
     rows = [
@@ -39,15 +39,15 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
         [
             f"![Correlations and spectra after BatchNorm and after IterNorm]({TUTORIAL.picture.name})",
             "",
-            f"The last norm's features, after {epochs} epochs on the test images; the picture is of the first of "
-            f"{seeds} seeds, the table has the means:",
+            f"Features of the last norm on the test images after {epochs} epochs. The picture shows the first of "
+            f"{seeds} seeds, the table the means:",
             "",
             "| | " + " | ".join(seen) + " |",
             "| --- |" + " ---: |" * len(seen),
             *rows,
-            _row("test accuracy in %, each seed", accuracies),
+            _row("test accuracy in %, per seed", accuracies),
             "",
-            f"All of it took {results['seconds']:.0f} seconds of one core.",
+            f"The whole run took {results['seconds']:.0f} seconds on one core.",
         ]
     )
 
@@ -57,7 +57,7 @@ def _row(name: str, cells: list[str]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Two correlation matrices and the spectra, in one row."""
+    """Draw two correlation matrices and the spectra, in one row."""
     first = results["seen"]["first"]
     figure, axes = plt.subplots(1, 3, figsize=(9, 3.1), dpi=150, layout="constrained", width_ratios=[1, 1, 1.2])
     images = [_matrix(panel, _LABELS[norm], run) for panel, (norm, run) in zip(axes[:2], first.items(), strict=True)]

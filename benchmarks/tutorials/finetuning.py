@@ -1,4 +1,4 @@
-"""A trained network, whitened and fine-tuned: accuracies by epoch."""
+"""Accuracy by epoch of a trained network that is converted and fine-tuned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.tutorials.page import Tutorial
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Accuracies after 0, 1 and all epochs, with what was run."""
+    """Tabulate accuracies after 0, 1 and all epochs."""
     size, images, epochs = sizes
     rows = [
         f"| {name} | " + " | ".join(_percent(curve, epoch) for epoch in (0, 1, epochs)) + " |"
@@ -27,19 +27,19 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
             "",
             f"![Accuracy by epoch]({TUTORIAL.picture.name})",
             "",
-            f"One run, {results['seconds'] / 60:.0f} minutes of one core. An accuracy near 70 % on {images:,} images "
-            f"has a standard error of {100 * (0.21 / images) ** 0.5:.1f} points, and another seed has other images.",
+            f"One run of {results['seconds'] / 60:.0f} minutes on one core. An accuracy near 70 % on {images:,} images "
+            f"has a standard error of {100 * (0.21 / images) ** 0.5:.1f} points. Other seeds use other images.",
         ]
     )
 
 
 def _percent(curve: list[float], epoch: int) -> str:
-    """A network that was not trained has its first accuracy alone."""
+    """Format an accuracy; a network that was not trained has only the first."""
     return f"{100 * curve[epoch]:.1f}" if epoch < len(curve) else "–"
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Accuracy by epoch, a line a network."""
+    """Draw accuracy by epoch, one line per network."""
     figure, axes = plt.subplots(figsize=(6, 3.6), dpi=110, layout="constrained")
     for name, curve in results["history"].items():
         axes.plot(range(len(curve)), [100 * value for value in curve], label=name, marker=".")

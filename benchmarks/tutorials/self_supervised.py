@@ -1,4 +1,4 @@
-"""W-MSE without labels: k-NN accuracy by epoch, beside the encoder before training."""
+"""k-NN accuracy by epoch of W-MSE training, compared with the encoder before training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.tutorials.page import Tutorial
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Every seed's accuracy before and after training."""
+    """Tabulate the accuracy of each seed before and after training."""
     images, epochs, seeds = sizes
     history = results["history"]
     tested = results["history"]["tested"]
     before, after = ([curve[at] for curve in history["accuracy"]] for at in (0, -1))
     return "\n".join(
         [
-            f"Accuracy in % of the 5 nearest neighbours among {images:,} images, on {tested:,} test images:",
+            f"Accuracy in % of 5 nearest neighbours among {images:,} training images, on {tested:,} test images:",
             "",
             "| | " + " | ".join(f"seed {seed}" for seed in range(seeds)) + " | mean |",
             "| --- |" + " ---: |" * (seeds + 1),
@@ -28,8 +28,8 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
             "",
             f"![Accuracy by epoch]({TUTORIAL.picture.name})",
             "",
-            f"A seed took {results['seconds'] / seeds:.0f} seconds of one core. An accuracy near a third on {tested:,} "
-            f"images has a standard error of {100 * (2 / 9 / tested) ** 0.5:.1f} points.",
+            f"Each seed took {results['seconds'] / seeds:.0f} seconds on one core. An accuracy near a third on "
+            f"{tested:,} images has a standard error of {100 * (2 / 9 / tested) ** 0.5:.1f} points.",
         ]
     )
 
@@ -39,7 +39,7 @@ def _row(name: str, values: list[float]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """A line a seed, and where they began."""
+    """Draw one line per seed, and the mean accuracy before training."""
     curves = results["history"]["accuracy"]
     figure, axes = plt.subplots(figsize=(6, 3.4), dpi=110, layout="constrained")
     for seed, curve in enumerate(curves):

@@ -1,4 +1,4 @@
-"""Stateless whitening, one function per method, in the manner of ``torch.nn.functional``."""
+"""Stateless whitening functions, one per method, like ``torch.nn.functional``."""
 
 from __future__ import annotations
 
@@ -59,27 +59,27 @@ def batch_whitening(
 
     .. math:: y = \gamma\, W(\Sigma + \epsilon I)\, (x - \mu) + \beta
 
-    In training, mean and biased covariance are the batch's, and the running ones, if given, are updated in place.
-    Otherwise the running ones are used, and the map is a fixed grouped 1×1 convolution.
+    In training, the mean and biased covariance of the batch are used, and the running statistics, if given, are
+    updated in place. Otherwise the running statistics are used, and the map is a fixed grouped 1×1 convolution.
 
     Args:
         input: ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``.
         running_mean: ``(C,)``.
-        running_matrix: ``(C / group_size, group_size, group_size)``, of the kind ``population`` names.
+        running_matrix: ``(C / group_size, group_size, group_size)``, of the kind that ``population`` names.
         weight, bias: γ and β, ``(C,)``.
         training: whether to use and record the statistics of this batch.
         momentum: weight of the new batch in the running statistics.
         eps: added to the diagonal of the covariance.
         group_size: channels whitened together; all of them if None or larger.
-        solver: from covariance to matrix; see :func:`whitenorm.solvers.inverse_sqrt`.
-        population: what ``running_matrix`` averages: ``"whitening"`` matrices, as in the papers, or ``"covariance"``
-            matrices (without ε).
-        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        mask: which positions count, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``: the others, padding,
-            enter no statistic, do not change the others' outputs, give 0 and get no gradient.
-        num_batches_tracked: incremented in training. A batch in which fewer than two values count (by the mask, over
-            all ranks) changes neither this nor a running statistic. A single value is an error on CPUs, as in
-            BatchNorm; other devices would have to wait for the count.
+        solver: computes the whitening matrix from the covariance; see :func:`whitenorm.solvers.inverse_sqrt`.
+        population: kind of ``running_matrix``: an average of ``"whitening"`` matrices, as in the papers, or of
+            ``"covariance"`` matrices (without ε).
+        process_group: the ranks that share batch statistics in training; see :func:`whitenorm.synchronize_`.
+        mask: True at valid positions, boolean ``(N, ...)``, such as ``(N, L)`` for ``(N, C, L)``. The others (padding)
+            are excluded from the statistics, do not change other outputs, give 0 and get no gradient.
+        num_batches_tracked: incremented in training. A batch with fewer than two valid values (by the mask, over all
+            ranks) changes neither this nor the running statistics. A single value is an error on CPUs, as in
+            BatchNorm; on other devices the check would need a synchronization.
 
     Example::
 
@@ -119,7 +119,7 @@ def instance_whitening(
     group_size: int | None = None,
     solver: SolverLike = "newton",
 ) -> Tensor:
-    r"""Whiten groups of channels over the positions of each sample, in training and inference alike.
+    r"""Whiten groups of channels over the positions of each sample, both in training and at inference.
 
     .. math:: y_n = \gamma\, W(\Sigma_n + \epsilon I)\, (x_n - \mu_n) + \beta
 
@@ -128,7 +128,7 @@ def instance_whitening(
         weight, bias: γ and β, ``(C,)``.
         eps: added to the diagonal of the covariance.
         group_size: channels whitened together; all of them if None or larger.
-        solver: from covariance to matrix.
+        solver: computes the whitening matrix from the covariance.
 
     Example::
 
@@ -150,7 +150,7 @@ def group_whitening(
     *,
     solver: SolverLike = "newton",
 ) -> Tensor:
-    r"""Whiten the groups of each sample against each other (GW, algorithm 1), in training and inference alike.
+    r"""Whiten the groups of each sample against each other (GW, algorithm 1), in training and at inference.
 
     The channels of a sample form ``num_groups`` groups, as in GroupNorm. Each group is one feature, seen at its
     C/num_groups·H·W values, and the ``num_groups`` features are whitened:
@@ -163,7 +163,7 @@ def group_whitening(
         num_groups: g; must divide C. One group is GroupNorm with one group.
         weight, bias: γ and β, ``(C,)``.
         eps: added to the diagonal of the covariance.
-        solver: from covariance to matrix.
+        solver: computes the whitening matrix from the covariance.
 
     Example::
 
@@ -218,26 +218,26 @@ def switchable_whitening(
     .. math:: \hat\mu_n = \sum_k \omega_k \mu_{k,n}, \qquad \hat\Sigma_n = \sum_k \omega'_k \Sigma_{k,n}, \qquad
               y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
 
-    A sample with a single position has neither an instance covariance nor an instance variance. There the mix is of the
-    statistics that exist (``"bw"``, ``"bn"``, ``"ln"``), with their weights scaled to sum to 1.
+    A sample with a single position has neither an instance covariance nor an instance variance. Only the
+    statistics that exist (``"bw"``, ``"bn"``, ``"ln"``) are mixed then, with their weights scaled to sum to 1.
 
     Args:
         input: ``(N, C, ...)``.
         mean_logits, cov_logits: one entry per statistic; ω and ω' are their softmax.
-        running_mean, running_cov: the batch part's, ``(C,)`` and ``(C / group_size, group_size, group_size)``; updated
-            in place in training, used in place of the batch's otherwise.
+        running_mean, running_cov: running statistics of the batch, ``(C,)`` and ``(C / group_size, group_size,
+            group_size)``; updated in place in training, used instead of the batch statistics otherwise.
         weight, bias: γ and β, ``(C,)``.
         training: whether to use and record the statistics of this batch.
         momentum: weight of the new batch in the running statistics.
         eps: added to the diagonal of the mixed covariance.
-        statistics: of ``"bw"`` and ``"iw"`` (whitening over batch and sample) and ``"bn"``, ``"in"``, ``"ln"``.
+        statistics: names among ``"bw"``, ``"iw"`` (whitening over batch and sample), ``"bn"``, ``"in"`` and ``"ln"``.
         group_size: channels whitened together; all of them if None or larger, otherwise a divisor of C. The default
             becomes the largest divisor of C up to 16, with a warning where that is below 4.
-        solver: from covariance to matrix.
-        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
+        solver: computes the whitening matrix from the covariance.
+        process_group: the ranks that share batch statistics in training; see :func:`whitenorm.synchronize_`.
         num_batches_tracked: incremented in training. A batch of fewer than two values over all ranks changes neither
-            this nor a running statistic. A single value is an error on CPUs, as in BatchNorm; other devices would have
-            to wait for the count.
+            this nor the running statistics. A single value is an error on CPUs, as in BatchNorm; on other devices the
+            check would need a synchronization.
 
     Example::
 
@@ -292,13 +292,13 @@ def whiten(
               \Sigma = \frac{1}{N - \mathrm{correction}} \sum_i (x_i - \mu)(x_i - \mu)^T
 
     The whitening of W-MSE is ``solver="cholesky", correction=1, shrinkage=True``. In directions whose variance is below
-    the dtype's precision times the largest (1e-7 in float32), a covariance is rounding error, and so is the output;
-    whiten ``input.double()`` where they matter.
+    the dtype's precision times the largest (1e-7 in float32), the covariance and the output consist of rounding errors;
+    whiten ``input.double()`` if these directions matter.
 
     Args:
         input: ``(N, D)`` with N of at least 2.
         group_size: features whitened together; all of them if None or larger.
-        solver: from covariance to matrix.
+        solver: computes the whitening matrix from the covariance.
         eps: added to the diagonal of the covariance.
         correction: 0 for the biased covariance, 1 for the unbiased one.
         shrinkage: use (1 - ε)Σ + εI in place of Σ + εI.

@@ -1,4 +1,4 @@
-"""Errors of a layer in float32 at scales and offsets: ``python tests/errors.py`` prints the table of numerics.md."""
+"""Float32 errors of a layer at scales and offsets. ``python -m tests.helpers.errors`` prints a table of numerics.md."""
 
 import torch
 

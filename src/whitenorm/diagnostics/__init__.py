@@ -1,4 +1,4 @@
-"""The papers' measures as functions on tensors, and reports on the norms of a live model."""
+"""The papers' measures as functions on tensors, and reports on the norms of a model."""
 
 from whitenorm.diagnostics.conditioning import (
     condition_number,

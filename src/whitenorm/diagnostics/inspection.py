@@ -1,4 +1,4 @@
-"""Inspection of a live model: one recorded forward and backward pass."""
+"""Inspection of a model: one recorded forward and backward pass."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def jacobian_spectrum(module: nn.Module, x: Tensor) -> Tensor:
     .. math:: \sigma_i(J), \qquad J = \frac{\partial\, \text{output of a sample}}{\partial\, \text{its input}}
 
     The Jacobian of a chain of layers is the product of theirs. Where all values lie in a small range around 1, called
-    dynamical isometry, gradients keep their size on the way back. The module runs in eval mode, so that a sample's
-    output depends on its own input alone and batch norms are fixed maps; compute their statistics first with
+    dynamical isometry, gradients keep their norm in backpropagation. The module runs in eval mode, so that a sample's
+    output depends on its own input alone and batch norms are fixed maps; recompute their statistics first with
     :func:`whitenorm.recalibrate_`. The cost is one backward pass per output value of a sample.
 
     Args:

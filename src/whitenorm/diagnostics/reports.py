@@ -16,12 +16,12 @@ from whitenorm.diagnostics.page import html_page
 
 @dataclass
 class LayerReport:
-    """Measures of one norm on one batch; what was not measured is None or NaN.
+    """Measures of one norm on one batch; missing values are None or NaN.
 
-    Names that end in ``_before`` and ``_after`` are of the norm's input and output:
+    Names that end in ``_before`` describe the norm's input, names that end in ``_after`` its output:
 
     - ``condition_*``: λ_max/λ_min of the features' covariance, over the directions that are not dead
-    - ``condition90_*``: λ_max over the eigenvalue that 90 % of these directions are not below (GW, figure 2)
+    - ``condition90_*``: λ_max/λ_min over the 90 % of these directions that vary most (GW, figure 2)
     - ``dead_*``: number of dead directions (:func:`dead_directions`)
     - ``correlation_*``: mean absolute correlation of the features
     - ``spectrum_*``: eigenvalues of the covariance, largest first; of at most the first 2048 channels
@@ -30,10 +30,10 @@ class LayerReport:
     and for the norm as a whole:
 
     - ``disturbance``: SND at this batch size, for batch methods
-    - ``drift``: distance of the batch's statistics from the population's, in standard deviations of the latter
+    - ``drift``: distance of the batch statistics from the running statistics, in standard deviations of the latter
     - ``gradient_ratio``: norm of the input's gradient over that of the output's
-    - ``time_share``, ``memory_share``: share of the model's forward time, and of what it saves for backward
-    - ``advice``: what is wrong with the set-up, and what to do
+    - ``time_share``, ``memory_share``: share of the model's forward time, and of its tensors saved for backward
+    - ``advice``: problems of the set-up, and what to do
     """
 
     name: str

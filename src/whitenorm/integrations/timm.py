@@ -35,8 +35,8 @@ def norm_layer(name: str, **options: Any) -> Callable[..., nn.Module]:
     name to use depends on what the family normalizes:
 
     - channels of maps ``(N, C, H, W)``: ``"iternorm"``, ``"dbn"``, ``"bw-sigma"``, ``"sw"``, ``"sw5"``, ``"gw"``,
-      ``"iw"``, as in :func:`whitenorm.convert_`. Group sizes are the papers', or the largest divisor
-      of the width below.
+      ``"iw"``, as in :func:`whitenorm.convert_`. Group sizes are the papers', or the largest smaller
+      divisor of the width.
     - features of tokens ``(N, L, C)`` or ``(N, H, W, C)``, as in ViT and Swin: ``"lw"``, for
       :class:`whitenorm.LayerWhitening`.
     - the channels of maps at each position, as with timm's LayerNorm2d: ``"lw2d"``.

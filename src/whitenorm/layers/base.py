@@ -61,7 +61,7 @@ def _record_call(tracer: Any, module: nn.Module, args: tuple[Any, ...], kwargs: 
 class Whitening(LeafModule):
     """Base class of all whitening layers, for ``isinstance``: a solver, ε, learned scale γ and learned shift β.
 
-    Not meant to be instantiated. ``weight`` and ``bias`` are None where they are not learned.
+    Do not instantiate it. ``weight`` and ``bias`` are None if they are not learned.
 
     Example::
 
@@ -186,8 +186,8 @@ class _Handle:
 class PopulationWhitening(ChannelWhitening):
     """Base class of layers that keep a running mean and a running matrix, named ``matrix_name``, for inference.
 
-    Both stay float32 at least, whatever the parameters are cast to: a covariance rounded to half precision is not
-    positive semi-definite, and the matrix of its small eigenvalues is noise.
+    Both stay in float32 or higher, also if the module is cast: a covariance rounded to half precision is not
+    positive semi-definite, and the whitening matrix in directions of small eigenvalues would be noise.
     """
 
     num_batches_tracked: Tensor | None
@@ -257,7 +257,7 @@ class PopulationWhitening(ChannelWhitening):
 
     @property
     def process_group(self) -> Group:
-        """The ranks whose batches count as one in training; None for this process alone."""
+        """The ranks that share batch statistics in training; None for this process only."""
         return self._ranks.group
 
     @process_group.setter
@@ -277,7 +277,7 @@ class PopulationWhitening(ChannelWhitening):
 
     @torch.no_grad()
     def set_population(self, mean: Tensor, cov: Tensor) -> None:
-        """Set the population to a mean ``(C,)`` and a covariance ``(G, K, K)`` without ε."""
+        """Set the running statistics to a mean ``(C,)`` and a covariance ``(G, K, K)`` without ε."""
         running_mean, matrix = self._population()
         if running_mean is None or matrix is None:
             raise ValueError("expected a layer that keeps population statistics (got track_running_stats=False)")
@@ -303,7 +303,7 @@ class PopulationWhitening(ChannelWhitening):
         )
 
     def reset_running_stats(self) -> None:
-        """Reset the population as in the papers: mean zero, matrix I, no batches."""
+        """Reset the running statistics to mean zero and matrix I, with no batches counted."""
         mean, matrix = self._population()
         if mean is not None and matrix is not None and self.num_batches_tracked is not None:
             with torch.no_grad():

@@ -53,14 +53,14 @@ class BatchWhitening(PopulationWhitening):
         population: ``"whitening"`` keeps a running whitening matrix, as the papers do; ``"covariance"`` a running
             covariance (BW_Σ), from which the matrix is computed at inference: on a CPU when the statistics have
             changed, elsewhere in every call.
-        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
-        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
+        process_group: the ranks that share batch statistics in training; see :func:`whitenorm.synchronize_`.
+        bias: with ``affine``, learn β; if False, learn only γ, as in DBN-scale.
+        device, dtype: of parameters and buffers. Running statistics stay in float32 or higher, also after a cast.
 
     Shape:
-        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same. ``mask``, if given,
-        is boolean ``(N, ...)``, such as ``(N, L)``, and False at padding: such positions enter no statistic, give 0 and
-        get no gradient. In training, statistics over time let each position see all others, later ones too.
+        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``; the output has the same shape. ``mask``, if
+        given, is boolean ``(N, ...)``, such as ``(N, L)``, and False at padding: such positions are excluded from the
+        statistics, give 0 and get no gradient. In training, every output depends on all positions, later ones too.
 
     Examples::
 
@@ -168,8 +168,8 @@ class IterNorm(BatchWhitening):
     .. math:: y = \gamma\, \frac{P_T}{\sqrt{\operatorname{tr}\Sigma}}\, (x - \mu) + \beta, \qquad P_0 = I, \qquad
               P_k = \tfrac12 \big(3 P_{k-1} - P_{k-1}^3 \tfrac{\Sigma}{\operatorname{tr}\Sigma}\big)
 
-    The number of steps T controls how far directions of small variance are stretched. Five is the paper's choice;
-    there the output's covariance is *not* I, by design.
+    The number of steps T controls how much directions of small variance are amplified. With the paper's T = 5 the
+    covariance of the output is *not* I, by design.
 
     Args:
         num_features: C.

@@ -28,14 +28,15 @@ class InstanceWhitening(ChannelWhitening):
     Args:
         num_features: C.
         group_size: channels whitened together; all of them if None or larger than C, otherwise a divisor of C.
-        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        solver: computes the whitening matrix from the covariance, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the covariance.
         affine: learn γ and β (unlike in ``torch.nn.InstanceNorm2d``, by default).
-        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
+        bias: with ``affine``, learn β; if False, learn only γ, as in DBN-scale.
         device, dtype: of parameters.
 
     Shape:
-        ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` with more than one position, and the output the same.
+        ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` with more than one position; the output has the same
+        shape.
 
     Examples::
 
@@ -67,27 +68,27 @@ class InstanceWhitening(ChannelWhitening):
 
 
 class GroupWhitening(ChannelWhitening):
-    r"""Whiten the groups of each sample against each other; GroupNorm's place, and its argument order.
+    r"""Whiten the groups of each sample against each other. Replaces GroupNorm and takes its argument order.
 
     `Group Whitening: Balancing Learning Efficiency and Representational Capacity <https://arxiv.org/abs/2009.13333>`_
 
     .. math:: X_G = \Pi(x) \in R^{g \times c}, \qquad
               \hat X_G = W(\tfrac1c X_C X_C^T + \epsilon I)\, X_C, \qquad y = \gamma\, \Pi^{-1}(\hat X_G) + \beta
 
-    A group of channels with all its positions is *one* feature, as it is one variance in GroupNorm. One group is
+    A group of channels with all its positions is *one* feature, as GroupNorm has one variance per group. One group is
     GroupNorm with one group. The paper finds g at most √(C·H·W) numerically safe.
 
     Args:
         num_groups: g, the number of features whitened; a divisor of C.
         num_channels: C.
-        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        solver: computes the whitening matrix from the covariance, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the covariance.
         affine: learn γ and β.
-        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
+        bias: with ``affine``, learn β; if False, learn only γ, as in DBN-scale.
         device, dtype: of parameters.
 
     Shape:
-        ``(N, C)`` to ``(N, C, D, H, W)`` with more than one value a group, and the output the same.
+        ``(N, C)`` to ``(N, C, D, H, W)`` with more than one value per group; the output has the same shape.
 
     Examples::
 
@@ -114,7 +115,7 @@ class GroupWhitening(ChannelWhitening):
 
     @property
     def num_channels(self) -> int:
-        """C, by GroupNorm's name."""
+        """C, under GroupNorm's name."""
         return self.num_features
 
     def forward(self, input: Tensor) -> Tensor:
@@ -152,25 +153,25 @@ def _reshape_without_view(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 class LayerWhitening(Whitening):
-    r"""Group Whitening of every token's features; LayerNorm's place, and its arguments.
+    r"""Group Whitening of each token's features. Replaces LayerNorm and takes its arguments.
 
     `Group Whitening <https://arxiv.org/abs/2009.13333>`_, appendix G. The C features of a token form ``num_groups``
     rows of C/num_groups values, which are whitened against each other. One group is LayerNorm.
 
     Args:
         normalized_shape: the last dimensions of the input, as in ``torch.nn.LayerNorm``.
-        num_groups: g; a divisor of their product C. The paper finds g at most √C numerically safe; None is the divisor
-            nearest to it.
-        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        num_groups: g; a divisor of their product C. The paper finds g at most √C numerically safe; None selects the
+            divisor nearest to √C.
+        solver: computes the whitening matrix from the covariance, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the covariance.
         elementwise_affine: learn γ and β of ``normalized_shape``.
         bias: with ``elementwise_affine``, learn β.
         device, dtype: of parameters.
 
     Shape:
-        ``(..., *normalized_shape)``, and the output the same; also jagged nested tensors ``(N, *, C)``. Tokens do not
-        see each other, so that padding changes none of them. ``mask``, if given, is boolean ``(...)`` and False at
-        padding, which then gives 0 and adds nothing to any gradient, whatever its values are.
+        ``(..., *normalized_shape)``; the output has the same shape. Jagged nested tensors ``(N, *, C)`` are supported.
+        Each token is normalized by itself, so padding does not change other tokens. ``mask``, if given, is boolean
+        ``(...)`` and False at padding, which then gives 0 and does not contribute to any gradient.
 
     Examples::
 

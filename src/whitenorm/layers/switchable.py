@@ -23,32 +23,32 @@ class SwitchableWhitening(PopulationWhitening):
     .. math:: \hat\mu_n = \sum_k \omega_k \mu_{k,n}, \qquad \hat\Sigma_n = \sum_k \omega'_k \Sigma_{k,n}, \qquad
               y_n = \gamma\, W(\hat\Sigma_n + \epsilon I)\, (x_n - \hat\mu_n) + \beta
 
-    with ω and ω' the softmax of learned logits, equal at the start. ``("bw", "iw")`` is the paper's SW^a,
-    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics stand for the batch's part. The paper
-    computes ZCA, names its decomposition the bottleneck on GPUs, and leaves a faster one open: Newton's iteration is
-    the default here, and ``solver="zca"`` is the paper's.
+    where ω and ω' are the softmax of learned logits, equal at the start. ``("bw", "iw")`` is the paper's SW^a,
+    ``("bw", "iw", "bn", "in", "ln")`` its SW^b. At inference, running statistics replace those of the batch. The paper
+    uses ZCA, which it calls the bottleneck on GPUs. The default here is Newton's iteration; pass ``solver="zca"`` for
+    the paper's solver.
 
     A sample with a single position, such as a 1×1 map, has neither an instance covariance nor an instance variance.
-    There the mix is of the statistics that exist (``"bw"``, ``"bn"``, ``"ln"``), with their weights scaled to sum to 1.
+    Only the statistics that exist (``"bw"``, ``"bn"``, ``"ln"``) are mixed then, with their weights scaled to sum to 1.
 
     Args:
         num_features: C.
         group_size: channels whitened together, 16 in the paper; all of them if None or larger than C, otherwise a
             divisor of C. The default becomes the largest divisor of C up to 16, with a warning where that is below 4.
-        statistics: what is mixed: batch whitening ``"bw"``, instance whitening ``"iw"``, and the diagonal or scalar
-            statistics of batch, instance and layer normalization, ``"bn"``, ``"in"``, ``"ln"``.
+        statistics: the statistics to mix: batch whitening ``"bw"``, instance whitening ``"iw"``, and the diagonal or
+            scalar statistics of batch, instance and layer normalization, ``"bn"``, ``"in"``, ``"ln"``.
         tie_weights: mix means and covariances with the same weights.
-        solver: from covariance to matrix, as in :class:`BatchWhitening`.
+        solver: computes the whitening matrix from the covariance, as in :class:`BatchWhitening`.
         eps: added to the diagonal of the mixed covariance.
         momentum: weight of the new batch in the running statistics; None for their cumulative average.
         affine: learn γ and β.
         track_running_stats: keep population statistics; without them, batch statistics are used at inference too.
-        process_group: in training, the ranks whose batches count as one; see :func:`whitenorm.synchronize_`.
-        bias: with ``affine``, learn β; without it γ alone, as in DBN-scale.
-        device, dtype: of parameters and buffers; the running statistics are float32 at least, under casts too.
+        process_group: the ranks that share batch statistics in training; see :func:`whitenorm.synchronize_`.
+        bias: with ``affine``, learn β; if False, learn only γ, as in DBN-scale.
+        device, dtype: of parameters and buffers. Running statistics stay in float32 or higher, also after a cast.
 
     Shape:
-        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``, and the output the same.
+        ``(N, C)``, ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)``; the output has the same shape.
 
     Examples::
 
@@ -110,7 +110,7 @@ class SwitchableWhitening(PopulationWhitening):
         super().reset_parameters()
 
     def mixing(self) -> dict[str, tuple[float, float]]:
-        """Return the present weight of each statistic in the mean and in the covariance."""
+        """Return the current weight of each statistic in the mean and in the covariance."""
         mean, cov = (logits.double().softmax(0).tolist() for logits in self._logits())
         return {name: (round(m, 6), round(c, 6)) for name, m, c in zip(self.statistics, mean, cov, strict=True)}
 

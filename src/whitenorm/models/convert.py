@@ -29,16 +29,16 @@ def convert_(
     a frozen norm is frozen. A trained BatchNorm's population statistics carry over too, so with ``"iternorm"``,
     ``"dbn"`` and ``"bw-sigma"`` the model's output in eval mode does not change. Every other conversion computes a
     different function. If the model is trained (its norms have counted batches, or hold values that differ between
-    channels), a warning names those layers and the remedy: :func:`recalibrate_` for layers that keep population
+    channels), a warning names those layers and what to do: :func:`recalibrate_` for layers that keep population
     statistics, and fine-tuning. :func:`conversion_of` describes the converted layers; for a transformers model the
     description is also stored in its configuration.
 
-    A norm stays as it is if replacing it would lose something: a subclass with a forward or tensors of its own, a
+    A norm is skipped if the new layer would lose part of its behaviour: a subclass with its own forward or tensors, a
     parametrized norm, or one whose forward was replaced. Known subclasses, such as timm's, are converted. To replace
     such a norm anyway, give its exact name in ``where``. If no norm can be replaced, an error is raised.
 
-    A second warning names the norms that stay, and the layers that could not be converted as requested (widths without
-    a fitting divisor, norms of tokens with a method for channels), and suggests a fix.
+    A second warning names the norms that were skipped and the layers that could not be converted as requested (widths
+    without a fitting divisor, norms of tokens with a method for channels), and suggests a fix.
     :func:`whitenorm.recipes.plan` shows all of this beforehand. If every norm already is the requested layer, nothing
     changes and a warning says so.
 
@@ -46,7 +46,7 @@ def convert_(
         model: any module; if it is a norm itself, it is left unchanged and its replacement is returned.
         layer: ``"iternorm"``, ``"dbn"``, ``"bw-sigma"``, ``"sw"``, ``"sw5"``, ``"gw"``, ``"iw"``, ``"bn"``, ``"gn"``,
             ``"ln"``, or a function from the old norm's width to a new layer. Group sizes are the papers', or the
-            largest divisor of the width below.
+            largest smaller divisor of the width.
         where: ``"all"``, a recipe's name (see :mod:`whitenorm.recipes`), a list of module names or patterns such as
             ``["bn1", "layer4", "*.bn2"]``, or a filter ``(module, name) -> bool``.
         keep_eps: give the new layers the old norms' ε instead of their own default.

@@ -29,7 +29,7 @@ _CALLS = (nn.Module.__call__, Whitening.__call__)
 def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_norms: bool = False) -> nn.Module:
     """Merge every batch whitening into the convolution or linear layer before it, in place, and return the model.
 
-    The model must be in eval mode, and stay in it. A whitening layer becomes a grouped 1×1 convolution of its own if
+    The model must be in eval mode and stay in it. A whitening layer becomes a separate grouped 1×1 convolution if
     its input does not come from such a layer, if that layer's output or weight is also used elsewhere, or if that layer
     is a grouped convolution with too small groups. These layers stay: layers with statistics of the sample (SW, GW,
     IW), layers with hooks, a parametrization or a forward of their own, layers that are called with a mask, and layers
@@ -46,7 +46,7 @@ def fold_(model: nn.Module, example: Any = None, *, dense: bool = False, batch_n
             exactly for integers and booleans. If they differ, an error is raised and the model is not changed.
         dense: merge into grouped convolutions with too small groups as well, by joining groups: one layer with more
             weights and FLOPs instead of a following 1×1 convolution.
-        batch_norms: merge BatchNorms behind convolutions and linear layers, too; elsewhere they stay.
+        batch_norms: also merge BatchNorms after convolutions and linear layers; other BatchNorms stay.
 
     Example::
 

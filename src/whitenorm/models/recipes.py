@@ -1,4 +1,4 @@
-"""Recipes: the papers' places for whitening, by name, and the plan of what a conversion would change.
+"""Recipes: the papers' placements by name, and the plan of what a conversion would change.
 
 - ``"l1"``: the first norm (DBN, IterNorm)
 - ``"full"``: every norm
@@ -8,13 +8,13 @@
 - ``"sw-cifar"``: norms 1, 4, 8, 12, …, counting one per convolution without shortcuts (SW on CIFAR)
 - ``"sw-7"``: norms 1, 6, 12, …, 36 (SW, ResNet-50 on ImageNet)
 - ``"sw-14"``: norms 1, 3, 6, …, 39 (SW, ResNet-50 in segmentation)
-- ``"…+df"``: any of these, and one more layer for the pooled features before the classifier: ``"l1+df"`` is
+- ``"…+df"``: any of these, and an additional layer for the pooled features before the classifier: ``"l1+df"`` is
   IterNorm's, ``"s1-b2+df"`` GW's (table A1)
 
-For every name, ``"+df"`` ("decorrelated features") adds the layer that a BatchNorm1d of the features would become, with
-γ, β and the options of the call, as in the papers' code; with ``"bn"`` it is a BatchNorm, the papers' baseline with an
-extra BN. A batch method starts with a population for which nothing changes in eval mode. GW has about √C groups there,
-unless ``num_groups`` is given; the paper has 64 everywhere.
+For every name, ``"+df"`` ("decorrelated features") adds the layer that would replace a BatchNorm1d of the features,
+with γ, β and the options of the call, as in the papers' code. With ``"bn"`` it adds a BatchNorm, the papers' baseline
+with an additional BN. The running statistics of a batch method initially leave the eval output unchanged. GW has about
+√C groups there, unless you pass ``num_groups``; the paper has 64 everywhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from whitenorm.models.targets import PLAIN_NAMES, LayerLike, Options, check_laye
 from whitenorm.models.transfer import find_nearest_tensors, is_same_layer, make_identity_norm, make_replacement
 
 Where = str | Sequence[str] | Callable[[nn.Module, str], bool]
-"""Places in a model: a recipe's name, module names or patterns, or a filter ``(module, name) -> bool``."""
+"""Placement in a model: a recipe's name, module names or patterns, or a filter ``(module, name) -> bool``."""
 
 REPLACE_ANYWAY = "to replace such norms anyway, give their exact names: where=[names]"
 # The suffix for one more layer, before the classifier.

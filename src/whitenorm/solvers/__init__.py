@@ -1,4 +1,4 @@
-"""From covariance to whitening matrix: Newton's iteration, ZCA, PCA and Cholesky, batched over ``(..., K, K)``."""
+"""Whitening matrix from covariance: Newton's iteration, ZCA, PCA and Cholesky, batched over ``(..., K, K)``."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def as_solver(solver: SolverLike) -> Solver:
 
 
 def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
-    r"""Return the whitening matrix of each covariance, W with :math:`W \Sigma W^T = I`, approximately so for Newton.
+    r"""Return the whitening matrix W of each covariance, with :math:`W \Sigma W^T = I` (approximately for Newton).
 
-    Works in float32 at least, also for half inputs and under autocast, and returns the dtype of ``cov``. Gradients are
-    analytic, and themselves differentiable. Only the symmetric part of ``cov`` matters.
+    Computes in float32 or higher, also for half-precision inputs and under autocast, and returns the dtype of ``cov``.
+    Gradients are analytic and differentiable. Only the symmetric part of ``cov`` matters.
 
     Args:
         cov: symmetric positive semi-definite matrices ``(..., K, K)``.

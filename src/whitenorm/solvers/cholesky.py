@@ -12,14 +12,14 @@ _FALLBACK = 1000
 
 
 class Cholesky(Solver):
-    r"""Whitening by the inverse of the Cholesky factor: triangular, cheap, and dependent on the channels' order.
+    r"""Whitening by the inverse of the Cholesky factor: triangular, cheap, and dependent on the order of channels.
 
     .. math:: \Sigma = L L^T, \qquad W = L^{-1}, \qquad
               \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
 
     where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
-    diagonal. A ridge of the size of the rounding error makes singular matrices factorable; where it does not suffice, a
-    larger one is used.
+    diagonal. A ridge of the size of the rounding error makes singular matrices factorable; if it is too small, a larger
+    one is used.
 
     Example::
 

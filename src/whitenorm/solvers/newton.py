@@ -33,7 +33,7 @@ class Newton(Solver):
 
     Gradients pass through the trace. W is a polynomial of a symmetric matrix, so its derivative is self-adjoint, and
     the gradient of the covariance is the *forward* derivative of W in the direction of the gradient of W. It is
-    computed beside the iteration, so that nothing is saved but the covariance and W.
+    computed alongside the iteration, so only the covariance and W are saved.
 
     Example::
 

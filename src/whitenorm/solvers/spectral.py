@@ -15,12 +15,12 @@ from whitenorm.solvers.base import Solver, symmetric
 
 
 class ZCA(Solver):
-    r"""Exact symmetric whitening by eigendecomposition (DBN, equation 4): the whitening nearest to the identity.
+    r"""Exact symmetric whitening by eigendecomposition (DBN, equation 4): the whitening matrix closest to I.
 
     .. math:: \Sigma = D \Lambda D^T, \qquad W = D \Lambda^{-1/2} D^T
 
     The gradient needs only the divided differences of :math:`\lambda^{-1/2}`, never
-    :math:`1/(\lambda_i - \lambda_j)`, so it is finite at repeated eigenvalues:
+    :math:`1/(\lambda_i - \lambda_j)`, so it is finite for repeated eigenvalues:
 
     .. math:: \frac{\partial L}{\partial \Sigma} = D \Big( F \odot
               \big(D^T \tfrac{\partial L}{\partial W} D\big)_{sym} \Big) D^T, \qquad
@@ -59,9 +59,9 @@ class PCA(Solver):
 
     .. math:: W = \Lambda^{-1/2} D^T, \qquad \text{the first entry of each eigenvector} \ge 0
 
-    The rows of W swap places and turn from batch to batch, which is what the paper shows to spoil training. The
-    gradient has true poles at repeated eigenvalues; where two are equal to the dtype's precision, the part of the
-    gradient that would turn one eigenvector into the other is left out.
+    The rows of W swap and rotate between batches, which the paper shows to harm training. The gradient has poles at
+    repeated eigenvalues. If two eigenvalues are equal up to the dtype's precision, the part of the gradient that
+    rotates one eigenvector into the other is set to zero.
     """
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
