@@ -29,7 +29,7 @@ from whitenorm_lab.claims.verdicts import Verdict
 GENERATED = "<!-- Written by whitenorm-lab report. -->"
 _SIGNS: dict[Verdict, str] = {"held": "✓", "not held": "✗", "not decided": "?", "not run": "–"}
 # Marks claims whose run is smaller than the paper's.
-_SMALLER = "†"
+_SMALLER = "‡"
 # The number of one method, followed by the next method.
 _NUMBER = re.compile(r"(± [\d.e+-]+), ")
 
@@ -108,7 +108,7 @@ def _describe_experiment(outcome: Outcome, scale: str, files: str, index: str) -
     what, _, setup = outcome.setup.strip().partition("\n\n")
     data = f"{files}/{experiment.id}/{scale}.json"
     blocks = [
-        f'## {plain(experiment.title)} <a id="{experiment.id}"></a>',
+        f'## <a id="{experiment.id}"></a>{plain(experiment.title)}',
         f"{plain(f'{experiment.paper} {experiment.where}')}, `{experiment.id}`",
         _convert_prose(what),
         '<details markdown="1"><summary>Set-up of the paper, and here</summary>',
@@ -147,9 +147,12 @@ def _tabulate(claims: list[dict[str, Any]]) -> str:
             lines = [f"• {_format_part(part)}" for part in claim["parts"]]
         if claim["reason"]:
             lines.append(f"*{_format_numbers(claim['reason'])}*")
-        verdict = f"{_format_verdict(claim['verdict'])}{_SMALLER if claim['short'] else ''}"
-        why = f"<br>{_format_numbers(claim['why'])}" if claim["why"] else ""
-        rows.append([plain(claim["claim"]), plain(claim["paper"]), "<br>".join(lines), f"{verdict}{why}"])
+        verdict = f"**{_SIGNS[claim['verdict']]} {claim['verdict']}**"
+        if claim["short"] and claim["verdict"] != "not run":
+            verdict += f" {_SMALLER}"
+        if claim["why"]:
+            verdict += f"<br>{_format_numbers(claim['why'])}"
+        rows.append([plain(claim["claim"]), plain(claim["paper"]), "<br>".join(lines), verdict])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -158,10 +161,6 @@ def _format_part(part: dict[str, Any]) -> str:
     if not part["verdict"]:
         return ours
     return f"{ours}: {_SIGNS[part['verdict']]} {part['verdict']}, {_format_numbers(part['why'])}"
-
-
-def _format_verdict(verdict: Verdict) -> str:
-    return f"**{_SIGNS[verdict]} {verdict}**"
 
 
 def _format_numbers(text: str) -> str:
