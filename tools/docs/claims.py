@@ -89,8 +89,10 @@ def cached_figure(outcome: Outcome, folder: Path) -> Path:
 @cache
 def _hash_code() -> bytes:
     """Hash matplotlib's version and all code of the lab, any of which may change a figure."""
-    sources = sorted(Path(whitenorm_lab.__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"".join([matplotlib.__version__.encode(), *(path.read_bytes() for path in sources)])).digest()
+    digest = hashlib.sha256(matplotlib.__version__.encode())
+    for path in sorted(Path(whitenorm_lab.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
 
 
 def _page_of(path: str) -> str:

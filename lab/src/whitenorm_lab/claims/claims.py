@@ -69,7 +69,7 @@ def _row(outcome: Outcome, folder: Path | None) -> str:
 
 
 def linked(outcome: Outcome, folder: Path | None) -> str:
-    """An experiment's name, linked to its files from a page in ``folder`` if there are any, else to its paper's page."""
+    """An experiment's name, linked to its results from a page in ``folder``, without it to its paper's page."""
     name = f"`{outcome.experiment.id}`"
     if folder is None:
         return f"[{name}]({outcome.experiment.paper.lower()}.md#{outcome.experiment.id})"

@@ -133,8 +133,8 @@ def describe_run(content: dict[str, Any]) -> str:
 
         >>> from whitenorm_lab.claims.results import Run
         >>> runs = [Run({"lr": lr}, seed, {}, 1.0) for lr in (1, 2) for seed in range(3)]
-        >>> machine, parameters = {"threads": 1}, {"train_images": 500, "lrs": [1, 2]}
-        >>> describe_run({"scale": "default", "runs": runs, "seconds": 90, "machine": machine, "parameters": parameters})
+        >>> content = {"scale": "default", "runs": runs, "seconds": 90, "machine": {"threads": 1}}
+        >>> describe_run({**content, "parameters": {"train_images": 500, "lrs": [1, 2]}})
         'Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 1 thread. Train images 500, lrs {1, 2}.'
     """
     runs = content["runs"]

@@ -50,7 +50,9 @@ def index_page(outcomes: list[Outcome], scale: str) -> str:
     return "\n\n".join([GENERATED, title, "\n".join(papers), markdown(outcomes, scale, None)]) + "\n"
 
 
-def paper_page(paper: str, outcomes: list[Outcome], scale: str, files: str = "results", index: str = "README.md") -> str:
+def paper_page(
+    paper: str, outcomes: list[Outcome], scale: str, files: str = "results", index: str = "README.md"
+) -> str:
     """All experiments of a paper, each with figure, claims and verdicts.
 
     Args:
@@ -90,8 +92,9 @@ def results_index(outcomes: list[Outcome], folder: Path) -> str:
         end = [finished, content["scale"], str(count_seeds(content))]
         rows.append([linked(outcome, folder), plain(experiment.title), paper, *verdicts, *end])
     text = (
-        "One folder per experiment, with the raw values of every run, the settings and the judged claims as JSON. "
-        "Counted are the papers' claims, without bars of our own. Results of an earlier set-up are not judged."
+        "One folder per experiment, with settings, raw values of every run, and judged claims as JSON, from which "
+        "`whitenorm-lab report` draws the figures. Verdicts of the papers' claims are counted here, without our own "
+        "bars; results of an earlier set-up are not judged."
     )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return "\n\n".join([GENERATED, "# Stored results", text, table]) + "\n"
