@@ -49,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         if outcome.store.results.exists():
             add_copy(outcome.store.results.relative_to(root).as_posix(), outcome.store.results)
         if outcome.content is not None:
-            add_copy(outcome.store.picture.relative_to(root).as_posix(), cached_figure(outcome, root / "build/figures"))
+            add_copy(outcome.store.picture.relative_to(root).as_posix(), draw_figure_once(outcome, root / "build/figures"))
     for paper in PAPERS:
         text = paper_page(paper, select_paper(outcomes, paper), SCALE, files="../lab/results", index="../claims.md")
         files.append(File.generated(config, f"claims/{page_file(paper)}", content=text))
@@ -73,7 +73,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
     return f'<div class="{name}">{html}</div>' if name else html
 
 
-def cached_figure(outcome: Outcome, folder: Path) -> Path:
+def draw_figure_once(outcome: Outcome, folder: Path) -> Path:
     """Draw the figure of an experiment, unless it was drawn from the same runs by the same code."""
     digest = hashlib.sha256(outcome.store.results.read_bytes() + _hash_code()).hexdigest()[:16]
     path = folder / f"{outcome.experiment.id}-{digest}.png"
