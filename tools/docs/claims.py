@@ -49,7 +49,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         if outcome.store.results.exists():
             add_copy(outcome.store.results.relative_to(root).as_posix(), outcome.store.results)
         if outcome.content is not None:
-            add_copy(outcome.store.picture.relative_to(root).as_posix(), draw_figure_once(outcome, root / "build/figures"))
+            figure = draw_figure_once(outcome, root / "build/figures")
+            add_copy(outcome.store.picture.relative_to(root).as_posix(), figure)
     for paper in PAPERS:
         text = paper_page(paper, select_paper(outcomes, paper), SCALE, files="../lab/results", index="../claims.md")
         files.append(File.generated(config, f"claims/{page_file(paper)}", content=text))
