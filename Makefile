@@ -75,7 +75,7 @@ bench: $(READY)
 
 # Write the figures of stored results into README and docs; needed before every commit of a result.
 pages: $(READY)
-	$(BIN)/whitenorm-lab report --results lab/results --readme README.md --page docs/claims.md --guides docs/*.md
+	$(BIN)/whitenorm-lab report --results lab/results --index --readme README.md --page docs/claims.md --guides docs/*.md --out build/report
 	$(BIN)/python -m benchmarks.pages
 
 # Compile the Triton kernels for GPUs that need not be present: make gpu-check ARGS=--write

@@ -1,4 +1,4 @@
-"""README and docs say what the stored benchmarks do, and README stays short."""
+"""Numbers in README and docs are those of the stored benchmarks, and README stays short."""
 
 import re
 
@@ -10,7 +10,7 @@ README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_pages_are_not_stale():
-    """Else: make pages."""
+    """If this fails, run ``make pages``."""
     stale = [path.name for path, text in pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert stale == []
 
@@ -48,6 +48,6 @@ def test_readme_is_short():
     assert "make test" in README
 
 
-def test_readme_leads_to_what_is_there():
+def test_links_of_readme_resolve():
     for address in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (pages.ROOT / address).exists(), address

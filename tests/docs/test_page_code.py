@@ -57,7 +57,7 @@ def test_verdicts_are_current(path):
     """If this fails, run ``make pages``."""
     snippets = pytest.importorskip("whitenorm_lab.claims.verdict_snippets")
     outcomes = pytest.importorskip("whitenorm_lab.claims.outcomes").gather(ROOT / "lab" / "results", "default")
-    assert snippets.with_found(path, outcomes) == path.read_text(encoding="utf-8")
+    assert snippets.fill_verdicts(path, outcomes) == path.read_text(encoding="utf-8")
 
 
 def test_translation_results_match_the_transformers_page():

@@ -115,7 +115,7 @@ def test_pages_load_nothing_from_other_hosts(site):
 VIEWS = [
     *((page, 1280, False) for page in ("index", "algorithm", "gpu", "api/layers")),
     *((page, 390, True) for page in ("index", "algorithm", "gpu", "api/layers")),
-    *(("choosing", width, dark) for width in (1280, 390) for dark in (False, True)),
+    *((page, width, dark) for page in ("choosing", "claims/sw") for width in (1280, 390) for dark in (False, True)),
 ]
 
 

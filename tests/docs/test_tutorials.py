@@ -50,7 +50,7 @@ def test_features_run():
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_numbers_are_of_the_code(name):
-    """Else: python -m benchmarks.tutorials NAME, or, where the code did not change, with --tables."""
+    """If this fails, run ``python -m benchmarks.tutorials NAME``, with --tables if the code did not change."""
     tutorial = TUTORIALS[name]
     results = tutorial.stored()
     assert results["code"] == tutorial.digest()

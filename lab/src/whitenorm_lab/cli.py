@@ -10,7 +10,7 @@ COMMANDS = {
     "evaluate": Command("whitenorm_lab.training.evaluation", "test the model of a training run"),
     "stylize": Command("whitenorm_lab.tasks.style.stylize", "paint an image with a style transfer net"),
     "reproduce": Command("whitenorm_lab.claims.command", "run the papers' experiments and judge their claims"),
-    "report": Command("whitenorm_lab.claims.report", "build a site from the results of experiments"),
+    "report": Command("whitenorm_lab.claims.report", "write pages of the results of experiments"),
 }
 
 

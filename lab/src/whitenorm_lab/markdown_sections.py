@@ -7,7 +7,11 @@ from pathlib import Path
 
 def write_between(path: Path, start: str, end: str, text: str) -> None:
     """Put the text between the marks of a file, whole or not at all."""
-    content = between(path.read_text(encoding="utf-8"), start, end, text, path)
+    write_text(path, between(path.read_text(encoding="utf-8"), start, end, text, path))
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file completely or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.write_text(content, encoding="utf-8")

@@ -23,15 +23,15 @@ def several(tmp_path, monkeypatch):
     return store_several(tmp_path / "results", monkeypatch)
 
 
-def test_readme_and_page(tmp_path):
-    store_results(tmp_path / "results", "dbn-axis-swap", ["held", "not held", "not decided", "held"], (6, 4))
-    store_results(tmp_path / "results", "gw-constraints", ["not held"], (9, 3.6))
+def test_readme_and_page(tmp_path, monkeypatch):
+    store_results(tmp_path / "results", "dbn-axis-swap", ["held", "not held", "not decided", "held"], monkeypatch)
+    store_results(tmp_path / "results", "gw-constraints", ["not held"], monkeypatch)
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "claims.md"
     advice = "before\n<!-- found: gw-constraints -->stale<!-- /found -->\n"
     readme.write_text(f"{advice}{claims.TALLY_START}\nstale\n{claims.TALLY_END}\nafter\n")
     page.parent.mkdir()
     page.write_text(f"before\n{claims.START}\nstale\n{claims.END}\nafter\n")
-    arguments = ["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "site")]
+    arguments = ["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "report")]
     arguments += ["--readme", str(readme), "--page", str(page)]
     assert main(arguments) == 0
     once = readme.read_text(), page.read_text()
@@ -59,8 +59,8 @@ def test_readme_and_page(tmp_path):
     assert {row.count("|") for row in rows} == {8}
 
 
-def test_without_failures(tmp_path):
-    store_results(tmp_path, "gw-constraints", ["held"], (4, 3))
+def test_without_failures(tmp_path, monkeypatch):
+    store_results(tmp_path, "gw-constraints", ["held"], monkeypatch)
     gathered = gather(tmp_path, "default")
     assert "## What did not hold\n\nNo claim was found not to hold.\n" in markdown(gathered)
     assert claims.lines(gathered).endswith("- No claim was found not to hold.")
@@ -79,14 +79,14 @@ def test_found_beside_advice(several, tmp_path):
     guide.parent.mkdir()
     guide.write_text("take it <!-- found: gw-constraints dbn-vgg -->stale<!-- /found --> or not")
     for _ in range(2):
-        verdict_snippets.write_found(guide, several)
+        verdict_snippets.update_verdicts(guide, several)
         assert guide.read_text() == (
             "take it <!-- found: gw-constraints dbn-vgg -->[`gw-constraints`](../results/gw-constraints) 3 not held; "
             "`dbn-vgg` not run<!-- /found --> or not"
         )
     guide.write_text("<!-- found: gw-constraint --><!-- /found -->")
     with pytest.raises(ValueError, match=r"got gw-constraint.*gw-constraints"):
-        verdict_snippets.write_found(guide, several)
+        verdict_snippets.update_verdicts(guide, several)
     assert sorted(path.name for path in guide.parent.iterdir()) == ["guide.md"]
 
 
@@ -95,7 +95,7 @@ def test_what_the_texts_say_was_found_is_what_was():
     outcomes = gather(ROOT / "lab" / "results", "default")
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
-        assert verdict_snippets.with_found(path, outcomes) == text, path
+        assert verdict_snippets.fill_verdicts(path, outcomes) == text, path
         for name in re.findall(r"results/([\w-]+)/default.png", text):
             assert next(one for one in outcomes if one.experiment.id == name).content, "a picture of an earlier set-up"
     assert f"{claims.TALLY_START}\n\n{claims.lines(outcomes)}\n\n{claims.TALLY_END}" in PAGES[0].read_text()

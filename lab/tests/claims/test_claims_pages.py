@@ -1,4 +1,4 @@
-"""Stored results as pages of the documentation: built, linked, and good in a browser."""
+"""The papers' pages in the documentation: built by mkdocs, linked, searchable, and readable in a browser."""
 
 import json
 import re
@@ -26,10 +26,11 @@ theme:
   palette:
     - {media: "(prefers-color-scheme: light)", scheme: default}
     - {media: "(prefers-color-scheme: dark)", scheme: slate}
+extra_css: [assets/site.css]
 validation: {omitted_files: warn, absolute_links: warn, unrecognized_links: warn, anchors: warn}
 hooks: [tools/docs/claims.py]
 plugins: [search]
-markdown_extensions: [attr_list, md_in_html, tables]
+markdown_extensions: [attr_list, md_in_html, tables, toc: {permalink: true}]
 nav: [index.md, claims.md, guides/guide.md, claims/dbn.md, claims/iternorm.md, claims/sw.md, claims/gw.md]
 """
 GUIDE = """# Guide
@@ -41,32 +42,42 @@ GUIDE = """# Guide
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def project(tmp_path_factory):
     root = tmp_path_factory.mktemp("project")
     shutil.copytree(ROOT / "tools/docs", root / "tools/docs")
     (root / "docs/guides").mkdir(parents=True)
+    (root / "docs/assets").mkdir()
+    shutil.copy(ROOT / "docs/assets/site.css", root / "docs/assets")
     (root / "benchmarks/results").mkdir(parents=True)
     (root / "benchmarks/results/full.json").write_text("{}")
     (root / "mkdocs.yml").write_text(CONFIG)
     (root / "docs/index.md").write_text("# Start\n")
     (root / "docs/claims.md").write_text("# Claims\n\n## How a claim is judged\n")
     (root / "docs/guides/guide.md").write_text(GUIDE)
-    store_results(root / "lab/results", "dbn-axis-swap", ["held", "not held"], (6, 4))
-    store_results(root / "lab/results", "gw-constraints", ["held"], (9, 3.6), text="less")
-    build(load_config(str(root / "mkdocs.yml"), site_dir=str(root / "out")))
-    return root / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        store_results(root / "lab/results", "dbn-axis-swap", ["held", "not held"], monkeypatch)
+        store_results(root / "lab/results", "gw-constraints", ["held"], monkeypatch, text="less")
+        yield root
 
 
-def test_a_page_a_paper(site):
+@pytest.fixture(scope="module")
+def site(project):
+    build(load_config(str(project / "mkdocs.yml"), site_dir=str(project / "out")))
+    return project / "out"
+
+
+def test_page_of_a_paper(site):
     page = Page(site / "claims/dbn.html")
     assert "PCA against ZCA whitening of perceptrons" in page.text
     assert "✗ not held" in page.text
-    assert {"dbn-axis-swap", "dbn-axis-swap-scale", "dbn-vgg", "not-built"} <= page.places
-    # What results say is text.
+    assert {"dbn-axis-swap", "dbn-vgg", "not-built"} <= page.places
+    assert all(image["alt"] for image in page.found["img"])
+    # Text of results is escaped.
     assert "<script>alert(1)" not in (site / "claims/dbn.html").read_text()
+    assert '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``' in page.text
 
 
-def test_links_lead_somewhere(site):
+def test_links_lead_to_files_and_anchors(site):
     pages = {path: Page(path) for path in (*site.glob("*.html"), *site.glob("claims/*.html"), *site.glob("guides/*"))}
     for path, page in pages.items():
         for attributes in page.found["a"] + page.found.get("img", []):
@@ -80,7 +91,7 @@ def test_links_lead_somewhere(site):
                 assert place in pages[target].places, (path, address)
 
 
-def test_names_and_folders_lead_to_the_pages(site):
+def test_names_and_folders_become_links(site):
     page = Page(site / "guides/guide.html")
     addresses = {attributes.get("href") for attributes in page.found["a"]}
     assert {
@@ -91,10 +102,34 @@ def test_names_and_folders_lead_to_the_pages(site):
     assert "../lab/results/gw-constraints/default.png" in {attributes["src"] for attributes in page.found["img"]}
 
 
-def test_they_are_found_by_search(site):
+def test_a_wrong_anchor_fails_the_build(project):
+    """The pages' links are validated by mkdocs."""
+    page = project / "docs/claims.md"
+    text = page.read_text()
+    try:
+        page.write_text("# Claims\n")
+        with pytest.raises(Exception, match="strict mode"):
+            build(load_config(str(project / "mkdocs.yml"), site_dir=str(project / "wrong")))
+    finally:
+        page.write_text(text)
+
+
+def test_figures_are_drawn_again_only_from_other_runs(project, site):
+    figures = {path: path.stat().st_mtime_ns for path in (project / "build/figures").iterdir()}
+    assert len(figures) == 2
+    build(load_config(str(project / "mkdocs.yml"), site_dir=str(project / "again")))
+    assert {path: path.stat().st_mtime_ns for path in (project / "build/figures").iterdir()} == figures
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        store_results(project / "lab/results", "gw-constraints", ["held"], monkeypatch, text="other")
+        build(load_config(str(project / "mkdocs.yml"), site_dir=str(project / "again")))
+    assert len(list((project / "build/figures").iterdir())) == 3
+
+
+def test_search_finds_experiments(site):
     docs = json.loads((site / "search/search_index.json").read_text())["docs"]
     places = {entry["location"]: entry["text"] for entry in docs}
-    assert "PCA whitening swaps axes" in re.sub("<[^>]*>", "", places["claims/dbn.html#dbn-axis-swap"])
+    section = places["claims/dbn.html#pca-against-zca-whitening-of-perceptrons"]
+    assert "PCA whitening swaps axes" in re.sub("<[^>]*>", "", section)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -103,5 +138,19 @@ def test_in_a_browser(site, width, dark):
     seen = look(site / "claims/dbn.html", width, dark=dark)
     assert seen.scroll_width <= width
     assert seen.smallest_font[0] >= 12, seen.smallest_font
-    assert seen.cut == []
     assert (seen.clashes, seen.broken_images, seen.unnamed_plots, seen.requests) == ([], 0, 0, [])
+
+
+def test_tables_fit_a_phone(site):
+    script = "[...document.querySelectorAll('table')].filter(e => e.scrollWidth > innerWidth).length"
+    assert look(site / "claims/dbn.html", 390, act=lambda page: page.evaluate(script)).answer == 0
+
+
+def test_anchors_are_below_the_header(site):
+    script = """() => {
+        location.hash = '#dbn-axis-swap';
+        const heading = document.getElementById('dbn-axis-swap').parentElement.getBoundingClientRect();
+        return heading.top - document.querySelector('.md-header').getBoundingClientRect().bottom;
+    }"""
+    distance = look(site / "claims/dbn.html", 390, act=lambda page: page.evaluate(script)).answer
+    assert 0 <= distance < 100

@@ -1,4 +1,4 @@
-"""Results as if experiments had been run, and what a page made from them shows."""
+"""Stored results without running an experiment, and a parser for the pages made from them."""
 
 import dataclasses
 from html.parser import HTMLParser
@@ -13,7 +13,6 @@ from whitenorm_lab.claims.rules import SECOND
 from whitenorm_lab.papers import EXPERIMENTS
 
 HOSTILE = '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``'
-LONG = "W" * 300
 MACHINE = {"commit": "a" * 40, "whitenorm": "0.1", "torch": "2", "python": "3", "processor": "P<x>", "threads": 2}
 SHORT = "Trained on a tenth of the images."
 PARTS = [
@@ -22,13 +21,21 @@ PARTS = [
 ]
 
 
-def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
-    """Results as if an experiment had been run, with a picture of a size, and ``more`` in them."""
+def draw_line(runs):
+    """A figure of any runs."""
+    figure, axes = plt.subplots(figsize=(6, 4))
+    axes.plot([run.seed for run in runs])
+    return figure
+
+
+def store_results(folder, name, verdicts, monkeypatch, text=HOSTILE, **more):
+    """Store results with these verdicts and ``more`` entries, and let the experiment draw any runs."""
     judged = [
         {"claim": f"{n} {text}", "paper": text, "ours": f"1 ± 0.5 {text}", "verdict": verdict, "why": "p = 0.01" * n}
         for n, verdict in enumerate(verdicts)
     ]
     experiment = EXPERIMENTS[name]
+    monkeypatch.setitem(EXPERIMENTS, name, dataclasses.replace(experiment, draw=draw_line))
     content = {
         "experiment": name,
         "paper": experiment.paper,
@@ -42,16 +49,12 @@ def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
         "claims": judged,
         **more,
     }
-    store = Store(folder, name, "default")
-    store.write(content, [Run({"lr": lr}, seed + experiment.first_seed, {}, 1.0) for lr in (1, 2) for seed in range(3)])
-    figure, axes = plt.subplots(figsize=size)
-    axes.plot([1, 2])
-    figure.savefig(store.picture, dpi=110)
-    plt.close(figure)
+    runs = [Run({"lr": lr}, seed + experiment.first_seed, {}, 1.0) for lr in (1, 2) for seed in range(3)]
+    Store(folder, name, "default").write(content, runs)
 
 
 def store_several(folder, monkeypatch):
-    """An entry with a claim of parts, one without, one that is exact and a bar of our own, at a reduced scale."""
+    """Store results of one experiment with a claim of parts, one without, an exact one and a bar, and of another."""
     known = EXPERIMENTS["gw-constraints"]
     exact, bar, plain = (
         dataclasses.replace(known.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
@@ -72,8 +75,8 @@ def store_several(folder, monkeypatch):
         {**base, "claim": "plain", "ours": "both", "why": "1 of 2 parts not held: p = 0.02", "parts": PARTS},
     ]
     made = {"parameters": entry.scales["default"], "claims": judged, "rule": SECOND.name}
-    store_results(folder, known.id, [], (9, 3.6), text="", **made)
-    store_results(folder, "dbn-axis-swap", ["held"], (4, 3), text="")
+    store_results(folder, known.id, [], monkeypatch, text="", **made)
+    store_results(folder, "dbn-axis-swap", ["held"], monkeypatch, text="")
     return gather(folder, "default")
 
 

@@ -13,9 +13,9 @@ from whitenorm_lab.claims.outcomes import (
     Outcome,
     commit,
     duration,
+    group_by_rule,
     hardware,
-    judged_by,
-    number,
+    pluralize,
     sentences,
     summary,
     tally,
@@ -35,10 +35,10 @@ def lines(outcomes: list[Outcome]) -> str:
     return "\n".join(f"- {line}" for line in (first, " ".join(others), last) if line)
 
 
-def markdown(outcomes: list[Outcome], scale: str, folder: Path) -> str:
+def markdown(outcomes: list[Outcome], scale: str, folder: Path | None) -> str:
     """How many claims held, by experiment, what is known of those that did not, by which rule, and what runs lack.
 
-    Links are of a page in ``folder``.
+    Links lead to the stored results, from a page in ``folder``; without it to the pages of the papers beside.
     """
     contents = [outcome.content for outcome in outcomes if outcome.content is not None]
     time = duration(sum(content["seconds"] for content in contents))
@@ -60,7 +60,7 @@ def markdown(outcomes: list[Outcome], scale: str, folder: Path) -> str:
     return "\n".join(text).strip()
 
 
-def _row(outcome: Outcome, folder: Path) -> str:
+def _row(outcome: Outcome, folder: Path | None) -> str:
     experiment = outcome.experiment
     time = "not run" if outcome.content is None else duration(outcome.content["seconds"])
     cells = [*map(_cell, tally([outcome]).values(), tally([outcome], bars=True).values()), time]
@@ -68,16 +68,18 @@ def _row(outcome: Outcome, folder: Path) -> str:
     return f"| {_where(outcome)} | {what} | {' | '.join(cells)} |"
 
 
-def linked(outcome: Outcome, folder: Path) -> str:
-    """An experiment's name, with the way to its files from a page in a folder if there are any."""
+def linked(outcome: Outcome, folder: Path | None) -> str:
+    """An experiment's name, linked to its results from a page in ``folder``, without it to its paper's page."""
     name = f"`{outcome.experiment.id}`"
+    if folder is None:
+        return f"[{name}]({outcome.experiment.paper.lower()}.md#{outcome.experiment.id})"
     if outcome.content is None and not outcome.earlier:
         return name
     return f"[{name}]({Path(os.path.relpath(outcome.store.results.parent, folder)).as_posix()})"
 
 
 def _cell(claims: int, bars: int) -> str:
-    return f"{claims} and {number(bars, 'bar')}" if bars else str(claims)
+    return f"{claims} and {pluralize(bars, 'bar')}" if bars else str(claims)
 
 
 def _not_built(missing: NotBuilt) -> str:
@@ -91,7 +93,7 @@ def _rules(outcomes: list[Outcome]) -> list[str]:
     paragraphs = re.split(r"\n\s*\n", (verdicts.__doc__ or "").strip())
     judged = [
         f"Judged by {plain(rule.words)}: {', '.join(f'`{o.experiment.id}`' for o in mine)}."
-        for rule, mine in judged_by(outcomes).items()
+        for rule, mine in group_by_rule(outcomes).items()
     ]
     return [
         "## How a claim is judged",
@@ -102,12 +104,8 @@ def _rules(outcomes: list[Outcome]) -> list[str]:
 
 def _reductions(outcomes: list[Outcome]) -> list[str]:
     """What stands with every claim of an entry, held or not."""
-    rows = [f"- `{outcome.experiment.id}`: {plain(words)}" for outcome in outcomes if (words := _short(outcome))]
+    rows = [f"- `{outcome.experiment.id}`: {plain(words)}" for outcome in outcomes if (words := outcome.reduction)]
     return ["## What these runs are short of, held or not", "", *rows, ""] if rows else []
-
-
-def _short(outcome: Outcome) -> str:
-    return next((claim["short"] for claim in outcome.claims if claim["short"]), "")
 
 
 def _failures(outcomes: list[Outcome]) -> list[str]:
@@ -115,7 +113,7 @@ def _failures(outcomes: list[Outcome]) -> list[str]:
     for outcome in outcomes:
         failed = [claim for claim in outcome.claims if claim["verdict"] == "not held"]
         if failed:
-            short = f" {plain(_short(outcome))}" if _short(outcome) else ""
+            short = f" {plain(outcome.reduction)}" if outcome.reduction else ""
             rows.append(f"- {_where(outcome)}, `{outcome.experiment.id}`.{short}")
             rows += [row for claim in failed for row in _failure(claim)]
     return ["## What did not hold", "", *(rows or ["No claim was found not to hold."]), ""]
@@ -152,8 +150,12 @@ def plain(text: str) -> str:
         >>> plain("a_b < c|d")
         'a\\\\_b &lt; c&#124;d'
     """
-    escaped = re.sub(r"([\\`*_\[\]])", r"\\\1", " ".join(text.split()))
-    return escaped.translate(_ENTITIES)
+    return escape(" ".join(text.split()))
+
+
+def escape(text: str) -> str:
+    """Escape what Markdown would interpret within a line."""
+    return re.sub(r"([\\`*_\[\]])", r"\\\1", text).translate(_ENTITIES)
 
 
 # What a backslash escapes for GitHub alone.

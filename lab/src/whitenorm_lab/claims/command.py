@@ -13,7 +13,7 @@ from rich.table import Table
 
 from whitenorm._suggest import suggest
 from whitenorm_lab.claims.experiment import SCALES, Experiment
-from whitenorm_lab.claims.outcomes import explained, rule_of, took
+from whitenorm_lab.claims.outcomes import describe_time, explain_claims, rule_of
 from whitenorm_lab.claims.progress import shown
 from whitenorm_lab.claims.results import Store
 from whitenorm_lab.claims.runner import judge_again, reproduce
@@ -103,7 +103,7 @@ def table(folder: Path) -> Table:
 def _cost(folder: Path, experiment: Experiment) -> str:
     """What the default scale took, or where it has not been run is said to take."""
     content = Store(folder, experiment.id, "default").read()
-    return f"about {experiment.cost}" if content is None or not experiment.made(content) else took(content)
+    return f"about {experiment.cost}" if content is None or not experiment.made(content) else describe_time(content)
 
 
 def _last_run(folder: Path, experiment: Experiment) -> str:
@@ -113,7 +113,7 @@ def _last_run(folder: Path, experiment: Experiment) -> str:
     last = max(contents, key=lambda content: content["finished"])
     if not experiment.made(last):
         return f"{last['scale']}, {last['finished'][:10]}: of an earlier set-up"
-    claims = explained(experiment, last)
+    claims = explain_claims(experiment, last)
     words = _counted([claim["verdict"] for claim in claims if not claim["bar"]])
     bars = _counted([claim["verdict"] for claim in claims if claim["bar"]])
     return f"{last['scale']}, {last['finished'][:10]}: {words or 'no claim'}" + (f"; bars: {bars}" if bars else "")
@@ -125,10 +125,10 @@ def _counted(verdicts: Sequence[str]) -> str:
 
 def verdicts(content: dict[str, Any]) -> Table:
     """The claims of a run: the paper's numbers, ours, and whether it held."""
-    claims = explained(EXPERIMENTS[content["experiment"]], content)
+    claims = explain_claims(EXPERIMENTS[content["experiment"]], content)
     short = next((claim["short"] for claim in claims if claim["short"]), "")
     view = Table(
-        title=f"{content['experiment']}: {content['title']} ({content['scale']}, {took(content)})",
+        title=f"{content['experiment']}: {content['title']} ({content['scale']}, {describe_time(content)})",
         caption=f"{_SHORT} {short}\n" * bool(short) + f"Judged by {rule_of(content).words}.",
         show_lines=True,
     )

@@ -1,4 +1,4 @@
-"""All experiments with what their runs gave, counted."""
+"""Stored results of all experiments, and how they are summarised in words and counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 class Paper(NamedTuple):
-    """A paper's title and where it is."""
+    """Title and address of a paper."""
 
     title: str
     address: str
@@ -35,69 +35,78 @@ PAPERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """An experiment, how it is set up in words, and its results if it was run."""
+    """An experiment with the description of its set-up and, if it was run, its results."""
 
     experiment: Experiment
     setup: str
     store: Store
     content: dict[str, Any] | None
     earlier: bool = False
-    """Whether there are results of another set-up than the present one, which say nothing of it."""
+    """Whether the stored results are of an earlier set-up of the experiment; then ``content`` is None."""
 
     @property
     def claims(self) -> list[dict[str, Any]]:
-        """Each as it was judged, explained; of an experiment that was not run, what it would decide."""
-        return _asked(self.experiment) if self.content is None else explained(self.experiment, self.content)
+        """The judged claims with explanations; without results, the experiment's claims with verdict "not run"."""
+        if self.content is None:
+            return _list_unjudged_claims(self.experiment)
+        return explain_claims(self.experiment, self.content)
+
+    @property
+    def reduction(self) -> str:
+        """How the run is smaller than the paper's; empty if no claim depends on it."""
+        return next((claim["short"] for claim in self.claims if claim["short"]), "")
 
 
-def _asked(experiment: Experiment) -> list[dict[str, Any]]:
+def _list_unjudged_claims(experiment: Experiment) -> list[dict[str, Any]]:
     unknown = {"ours": "–", "verdict": "not run", "why": "", "reason": "", "short": "", "parts": [{"ours": "–"}]}
     return [{"claim": claim.text, "paper": claim.paper, "bar": claim.ours, **unknown} for claim in experiment.claims]
 
 
-def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The judged claims of an entry (claim, paper, ours, verdict, why), and what is known of them besides.
+def explain_claims(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The judged claims of a result (claim, paper, ours, verdict, why) with these keys added.
 
-    That is their parts, one where there are no more; the reason where one does not hold; what the scale is short of;
-    and whether it is a bar of our own.
+    ``parts``: the parts of the claim, at least one. ``reason``: the known reason why it does not hold. ``short``: how
+    the run is smaller than the paper's. ``bar``: whether it is a bar of our own.
     """
     scale = content["scale"]
-    known = {experiment.wording(claim, scale): claim for claim in experiment.claims}
+    claims = {experiment.wording(claim, scale): claim for claim in experiment.claims}
     rows = []
     for row in content["claims"]:
-        claim = known.get(row["claim"])
+        claim = claims.get(row["claim"])
         reason = claim.otherwise if claim is not None and row["verdict"] == "not held" else ""
         short = "" if scale != "default" or (claim is not None and claim.exact) else experiment.reduction
-        known_of = {"reason": reason, "short": short, "bar": claim is not None and claim.ours}
-        rows.append({**row, **known_of, "parts": _parts(row), "why": _why(row)})
+        added = {"reason": reason, "short": short, "bar": claim is not None and claim.ours}
+        rows.append({**row, **added, "parts": _split_parts(row), "why": _shorten_why(row)})
     return rows
 
 
-def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that were kept, or of older results what is between semicolons, without verdicts of their own."""
+def _split_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The stored parts; older results have none, and their numbers are split at semicolons."""
     return row.get("parts") or [{"ours": ours, "verdict": None, "why": ""} for ours in row["ours"].split("; ")]
 
 
-def _why(row: dict[str, Any]) -> str:
-    """What the verdict rests on, without what stands with the parts, and without the count of one part."""
+def _shorten_why(row: dict[str, Any]) -> str:
+    """The reason for a verdict, without what is repeated in the parts and without the count of a single part."""
     words: str = row["why"].removeprefix(f"1 of 1 parts {row['verdict']}: ")
     return words.partition(": ")[0] if "parts" in row else words.replace("; ", ", ")
 
 
 def rule_of(content: dict[str, Any]) -> Rule:
-    """The rule that results were judged by; those from before there were two do not say."""
+    """The rule that results were judged by; the oldest results do not name it."""
     return RULES[content.get("rule", FIRST.name)]
 
 
-def judged_by(outcomes: Iterable[Outcome]) -> dict[Rule, list[Outcome]]:
-    """The experiments that were run, by the rule that they were judged by, the newest rule first."""
-    run = [outcome for outcome in outcomes if outcome.content is not None]
-    found = {rule: [o for o in run if o.content and rule_of(o.content) == rule] for rule in reversed(RULES.values())}
-    return {rule: mine for rule, mine in found.items() if mine}
+def group_by_rule(outcomes: Iterable[Outcome]) -> dict[Rule, list[Outcome]]:
+    """Group the outcomes with results by the rule that judged them, the newest rule first."""
+    groups: dict[Rule, list[Outcome]] = {rule: [] for rule in reversed(RULES.values())}
+    for outcome in outcomes:
+        if outcome.content is not None:
+            groups[rule_of(outcome.content)].append(outcome)
+    return {rule: group for rule, group in groups.items() if group}
 
 
 def gather(folder: Path, scale: str) -> list[Outcome]:
-    """Every experiment in the papers' order, with its results at this scale; an error when none was run."""
+    """Load the results of every experiment at this scale, ordered by paper; raise an error if there are none."""
     outcomes = []
     for experiment in sorted(EXPERIMENTS.values(), key=lambda experiment: [*PAPERS].index(experiment.paper)):
         store = Store(folder, experiment.id, scale)
@@ -112,90 +121,92 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
     return outcomes
 
 
-def missing_of(paper: str) -> list[NotBuilt]:
-    """What of a paper has no entry."""
+def not_built_of(paper: str) -> list[NotBuilt]:
+    """Figures and tables of a paper without an experiment."""
     return [missing for missing in NOT_BUILT if missing.paper == paper]
 
 
-def size(content: dict[str, Any]) -> str:
-    """How large a run was: scale, settings, seeds, time, and the parameters of the scale.
+def describe_run(content: dict[str, Any]) -> str:
+    """Describe the size of a run: scale, settings, seeds, time, and the parameters of the scale.
 
     Example::
 
         >>> from whitenorm_lab.claims.results import Run
         >>> runs = [Run({"lr": lr}, seed, {}, 1.0) for lr in (1, 2) for seed in range(3)]
-        >>> machine, parameters = {"threads": 1}, {"train_images": 500, "lrs": [1, 2]}
-        >>> size({"scale": "default", "runs": runs, "seconds": 90, "machine": machine, "parameters": parameters})
+        >>> content = {"scale": "default", "runs": runs, "seconds": 90, "machine": {"threads": 1}}
+        >>> describe_run({**content, "parameters": {"train_images": 500, "lrs": [1, 2]}})
         'Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 1 thread. Train images 500, lrs {1, 2}.'
     """
     runs = content["runs"]
-    seeds = len({run.seed for run in runs})
+    seeds = count_seeds(content)
     settings = len({run.key() for run in runs}) // seeds
     first = (
-        f"{content['scale'].capitalize()} scale, {number(len(runs), 'run')}: {number(settings, 'setting')} × "
-        f"{number(seeds, 'seed')}, {took(content)}."
+        f"{content['scale'].capitalize()} scale, {pluralize(len(runs), 'run')}: {pluralize(settings, 'setting')} × "
+        f"{pluralize(seeds, 'seed')}, {describe_time(content)}."
     )
-    parameters = _worded(content["parameters"])
+    parameters = _format_value(content["parameters"])
     return f"{first} {parameters[0].upper()}{parameters[1:]}." if parameters else first
 
 
-def _worded(value: Any) -> str:
+def count_seeds(content: dict[str, Any]) -> int:
+    """Number of different seeds of a result's runs."""
+    return len({run.seed for run in content["runs"]})
+
+
+def _format_value(value: Any, nested: bool = False) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_inner(inner)}" for name, inner in value.items())
+        words = ", ".join(f"{name.replace('_', ' ')} {_format_value(inner, True)}" for name, inner in value.items())
+        return f"({words})" if nested else words
     if isinstance(value, list):
-        return f"{{{', '.join(map(_inner, value))}}}"
+        return f"{{{', '.join(_format_value(inner, True) for inner in value)}}}"
     return "all" if value is None else str(value)
 
 
-def _inner(value: Any) -> str:
-    return f"({_worded(value)})" if isinstance(value, dict) else _worded(value)
-
-
-def took(content: dict[str, Any]) -> str:
-    """The time that was measured, and on how much of a machine."""
-    return f"{duration(content['seconds'])} on {number(content['machine']['threads'], 'thread')}"
+def describe_time(content: dict[str, Any]) -> str:
+    """Measured time of all runs, and the number of threads."""
+    return f"{duration(content['seconds'])} on {pluralize(content['machine']['threads'], 'thread')}"
 
 
 def tally(outcomes: Iterable[Outcome], bars: bool = False) -> dict[Verdict, int]:
-    """How many claims of the papers got each verdict, or how many bars of our own."""
+    """Count the verdicts of the papers' claims, or those of our own bars."""
     counts = Counter(claim["verdict"] for outcome in outcomes for claim in outcome.claims if claim["bar"] == bars)
     return {verdict: counts[verdict] for verdict in VERDICTS}
 
 
 def summary(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> str:
-    """How many claims of how many experiments there are, and how many held."""
+    """The sentences of :func:`sentences` as one paragraph."""
     return " ".join(sentences(outcomes, missing, verdicts))
 
 
 def sentences(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> list[str]:
-    """The claims, the bars of our own if there are any, and what was not run or not built, a sentence each."""
+    """One sentence each on the papers' claims, our own bars, experiments not run, and experiments not built."""
     if not outcomes:
         return ["No experiment of this paper yet."]
     counts, bars = tally(outcomes), tally(outcomes, bars=True)
-    what = f"{number(sum(counts.values()), 'claim')} of the papers in {number(len(outcomes), 'experiment')}"
-    said = [f"{what}{_counted(counts) if verdicts else ''}."]
+    claims = f"{pluralize(sum(counts.values()), 'claim')} of the papers in {pluralize(len(outcomes), 'experiment')}"
+    lines = [f"{claims}{_list_counts(counts) if verdicts else ''}."]
     if sum(bars.values()):
-        said.append(f"{number(sum(bars.values()), 'bar')} of our own{_counted(bars) if verdicts else ''}.")
-    missed = sum(outcome.content is None for outcome in outcomes)
-    if missed:
+        lines.append(f"{pluralize(sum(bars.values()), 'bar')} of our own{_list_counts(bars) if verdicts else ''}.")
+    not_run = sum(outcome.content is None for outcome in outcomes)
+    if not_run:
         earlier = sum(outcome.earlier for outcome in outcomes)
         again = f", {earlier} of them since their set-up was changed" if earlier else ""
-        said.append(f"{number(missed, 'experiment')} not run{again}.")
+        lines.append(f"{pluralize(not_run, 'experiment')} not run{again}.")
     if missing:
-        said.append(f"{number(len(missing), 'experiment')} not built.")
-    return said
+        lines.append(f"{pluralize(len(missing), 'experiment')} not built.")
+    return lines
 
 
-def _counted(counts: dict[Verdict, int]) -> str:
+def _list_counts(counts: dict[Verdict, int]) -> str:
     return ": " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
-def number(count: int, what: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """
-    >>> number(1, "claim"), number(3, "claim")
+    >>> pluralize(1, "claim"), pluralize(3, "claim")
     ('1 claim', '3 claims')
     """
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -209,16 +220,13 @@ def duration(seconds: float) -> str:
 
 
 def commit(content: dict[str, Any]) -> str:
-    """The commit that was run, short."""
-    whole = content["machine"]["commit"]
-    if whole is None:
-        return "none: an installed package"
-    name, _, changed = whole.partition("+")
-    return f"{name[:10]}{' with changes' if changed else ''}"
+    """Abbreviated commit of the code that ran."""
+    name, _, changes = (content["machine"]["commit"] or "").partition("+")
+    return f"{name[:10]}{' with changes' if changes else ''}" if name else "none: an installed package"
 
 
 def hardware(contents: list[dict[str, Any]]) -> str:
-    """What they ran on: each thing once, with all its values."""
+    """Processor, threads and versions that results were made with, each value once."""
     machines = [content["machine"] for content in contents]
     values = {key: "/".join(dict.fromkeys(str(machine[key]) for machine in machines)) for key in machines[0]}
     threads = "thread" if values["threads"] == "1" else "threads"

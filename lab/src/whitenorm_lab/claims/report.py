@@ -1,42 +1,51 @@
-"""``whitenorm-lab report``: the results of all experiments as a site, as a page of docs, and as the README's lines."""
+"""``whitenorm-lab report``: the results of all experiments as Markdown pages, and in README and the docs."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
+import matplotlib.pyplot as plt
 import tyro
 
 from whitenorm_lab.claims import claims
-from whitenorm_lab.claims.outcomes import gather, summary
-from whitenorm_lab.claims.site import write_site
-from whitenorm_lab.claims.verdict_snippets import write_found
-from whitenorm_lab.markdown_sections import write_between
+from whitenorm_lab.claims.outcomes import PAPERS, Outcome, gather, summary
+from whitenorm_lab.claims.pages import GENERATED, index_page, page_file, paper_page, results_index
+from whitenorm_lab.claims.plots import save
+from whitenorm_lab.claims.verdict_snippets import update_verdicts
+from whitenorm_lab.markdown_sections import write_between, write_text
 from whitenorm_lab.papers.not_built import NOT_BUILT
 from whitenorm_lab.terminal import terminal
+
+INDEX = "README.md"
 
 
 @dataclass
 class Report:
-    """Gather all results into one static HTML site: a page per paper, with figures, claims and verdicts.
+    """Write all results as Markdown pages: an index, and one page per paper with figures, claims and verdicts.
 
-    The folder holds all it needs: it opens without a network and without scripts.
+    Raw values and figures are copied beside the pages, which any viewer of Markdown shows.
     """
 
     results: Path = Path("results")
     """The folder that whitenorm-lab reproduce wrote to."""
-    out: Path = Path("site")
-    """The folder for the site; pages of an earlier one are replaced."""
+    out: Path = Path("report")
+    """The folder for the pages; those of an earlier report are replaced."""
     scale: Literal["smoke", "default", "paper"] = "default"
-    """Which runs."""
+    """Which runs to report."""
     readme: Path | None = None
-    """Also write how many claims held, in three lines, between the marks of this Markdown file, and what was found at
-    marks as those of guides."""
+    """Also write a summary of the verdicts between the tally marks of this Markdown file, and verdicts of experiments
+    as in guides."""
     page: Path | None = None
-    """Also write the table of claims, and what did not hold, between the marks of this one."""
+    """Also write the table of experiments, and the claims that did not hold, between the marks of this file."""
     guides: tuple[Path, ...] = ()
-    """Also write what was found here beside the papers' advice, at the marks of these."""
+    """Also write the verdicts of experiments beside the papers' advice, between the marks of these files."""
+    index: bool = False
+    """Also write README.md into the results folder, a table of the stored results."""
 
 
 def main(args: list[str]) -> None:
@@ -45,20 +54,71 @@ def main(args: list[str]) -> None:
 
 
 def run(options: Report) -> None:
-    """Write the site, and the Markdown that is asked for."""
+    """Write the pages, and the other files that were requested."""
     console = terminal()
     outcomes = gather(options.results, options.scale)
-    write_site(outcomes, options.scale, options.out)
-    # All files before the first word: who reads only that, as head does, ends the command there.
+    write_report(outcomes, options.scale, options.out)
+    # Write all files before printing: printing into a closed pipe, such as head's, ends the command.
     if options.readme is not None:
         write_between(options.readme, claims.TALLY_START, claims.TALLY_END, claims.lines(outcomes))
-        write_found(options.readme, outcomes)
+        update_verdicts(options.readme, outcomes)
     if options.page is not None:
         text = claims.markdown(outcomes, options.scale, options.page.parent)
         write_between(options.page, claims.START, claims.END, text)
     for path in options.guides:
-        write_found(path, outcomes)
+        update_verdicts(path, outcomes)
+    index = options.results / INDEX if options.index else None
+    if index is not None:
+        check_generated(index, "--results")
+        write_text(index, results_index(outcomes, options.results))
     console.print(summary(outcomes, NOT_BUILT), soft_wrap=not console.is_terminal)
-    console.print(f"Site: {options.out / 'index.html'}", soft_wrap=True)
-    for path in dict.fromkeys(filter(None, (options.readme, options.page, *options.guides))):
+    console.print(f"Pages: {options.out / INDEX}", soft_wrap=True)
+    for path in dict.fromkeys(filter(None, (options.readme, options.page, *options.guides, index))):
         console.print(f"Written: {path}", soft_wrap=True)
+
+
+def write_report(outcomes: list[Outcome], scale: str, folder: Path) -> None:
+    """Write all files to a temporary folder and move them into place, the index last; keep any other files."""
+    check_generated(folder / INDEX, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix=".new-") as name:
+        new = Path(name)
+        _write_files(outcomes, scale, new)
+        files = [path.relative_to(new) for path in new.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path == Path(INDEX)):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (new / path).replace(folder / path)
+
+
+def check_generated(path: Path, flag: str) -> None:
+    """Raise an error if a file exists that this command did not write."""
+    if path.exists() and GENERATED not in path.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"expected no other {path.name} in {path.parent} (got one); choose another {flag}")
+
+
+def draw_figure(outcome: Outcome, path: Path) -> None:
+    """Draw the figure of an experiment from its stored runs."""
+    if outcome.content is None:
+        raise ValueError(f"expected results of {outcome.experiment.id} (got none)")
+    figure = outcome.experiment.draw(outcome.content["runs"])
+    save(figure, path)
+    plt.close(figure)
+
+
+def select_paper(outcomes: Iterable[Outcome], paper: str) -> list[Outcome]:
+    """The outcomes of a paper's experiments."""
+    return [outcome for outcome in outcomes if outcome.experiment.paper == paper]
+
+
+def _write_files(outcomes: list[Outcome], scale: str, folder: Path) -> None:
+    for outcome in outcomes:
+        files = folder / "results" / outcome.experiment.id
+        files.mkdir(parents=True)
+        if outcome.store.results.exists():
+            shutil.copyfile(outcome.store.results, files / outcome.store.results.name)
+        if outcome.content is not None:
+            draw_figure(outcome, files / outcome.store.picture.name)
+    for paper in PAPERS:
+        text = paper_page(paper, select_paper(outcomes, paper), scale)
+        (folder / page_file(paper)).write_text(text, encoding="utf-8")
+    (folder / INDEX).write_text(index_page(outcomes, scale), encoding="utf-8")

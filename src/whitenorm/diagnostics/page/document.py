@@ -71,9 +71,7 @@ def html_page(inspections: Mapping[str, Inspection], title: str = "Norms of a mo
         raise ValueError(f"expected at least one inspection with a layer (got {len(inspections)} without)")
     # Each name once, in the order the norms run.
     names = list(dict.fromkeys(report.name for reports in inspections.values() for report in reports))
-    # base.css is shared with the lab's pages.
-    sheets = [files("whitenorm.diagnostics.page") / name for name in ("base.css", "style.css")]
-    style = "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
+    style = (files("whitenorm.diagnostics.page") / "style.css").read_text(encoding="utf-8")
     return _PAGE.format(
         title=escape(title),
         style=f"{style}.ramp i {{ background: {heat_map_gradient()}; }}",
