@@ -79,11 +79,11 @@ class Tutorial:
         return {"code": code, self.outcome: found, "seconds": time.process_time() - start, "machine": machine()}
 
     def store(self, results: dict[str, Any]) -> None:
-        self.results.write_text(json.dumps(checksum.packed(results), indent=1) + "\n", encoding="utf-8")
+        self.results.write_text(json.dumps(checksum.add_checksum(results), indent=1) + "\n", encoding="utf-8")
 
     def stored(self) -> dict[str, Any]:
         """The results there are; an error where they were changed."""
-        return checksum.unpacked(json.loads(self.results.read_text(encoding="utf-8")))
+        return checksum.verify_checksum(json.loads(self.results.read_text(encoding="utf-8")))
 
     def text(self, results: dict[str, Any]) -> str:
         """What stands between the page's marks."""
@@ -106,4 +106,4 @@ class Tutorial:
 
 def result_digest(results: dict[str, Any]) -> str:
     """That of the file of the results."""
-    return str(checksum.packed(results)[checksum.KEY])
+    return str(checksum.add_checksum(results)[checksum.KEY])
