@@ -11,8 +11,8 @@ from whitenorm_lab.tasks.classification.images import (
     PADDING,
     ImageBatches,
     TrainBatches,
+    compute_normalization,
     crop_and_flip,
-    normalisation,
 )
 from whitenorm_lab.tasks.classification.task import Classification
 from whitenorm_lab.training import Train
@@ -51,17 +51,17 @@ def test_crops_and_flips_are_those_of_one_image_at_a_time():
         assert torch.equal(actual, expected.flip(-1) if flip else expected)
 
 
-def test_normalisation():
+def test_normalization():
     images = torch.randint(256, (500, 2, 3, 3), dtype=torch.uint8)
     values = images.double()
     for kind, dims in (("channel", (0, 2, 3)), ("pixel", (0,))):
-        mean, scale = normalisation(images, kind)
+        mean, scale = compute_normalization(images, kind)
         ours = (values - mean) * scale
         assert ours.mean(dims).abs().max() < 1e-5
         assert (ours.std(dims, correction=0) - 1).abs().max() < 1e-5
-    mean, scale = normalisation(images, "pixel-mean")
+    mean, scale = compute_normalization(images, "pixel-mean")
     assert torch.allclose((values - mean) * scale, (values - values.mean(0)) / 255, atol=1e-6)
-    assert torch.equal(normalisation(torch.zeros(3, 1, 1, 1), "pixel")[1], torch.zeros(1, 1, 1))
+    assert torch.equal(compute_normalization(torch.zeros(3, 1, 1, 1), "pixel")[1], torch.zeros(1, 1, 1))
 
 
 def test_data_path_does_not_limit():
@@ -70,7 +70,7 @@ def test_data_path_does_not_limit():
     split = data.Split(images, torch.randint(10, (1000,)))
     model = nets.build("resnet20", 10)
     task = Classification(Train(augment=True))
-    task.normalise_by(images)
+    task.set_normalization(images)
     batches = iter(TrainBatches(split, 64, 0, True, lambda: 0))
     making, stepping = [], []
     for _ in range(4):

@@ -13,7 +13,7 @@ from lab.tests.helpers.image_sets import write_mnist
 from whitenorm_lab import data, tasks
 from whitenorm_lab.checksum import add_checksum
 from whitenorm_lab.cli import main
-from whitenorm_lab.tasks.classification.images import normalisation
+from whitenorm_lab.tasks.classification.images import compute_normalization
 from whitenorm_lab.tasks.classification.presets import PRESETS
 from whitenorm_lab.training import Train, fit, load
 from whitenorm_lab.training.command import build_run_name
@@ -128,7 +128,7 @@ def test_final_weights_have_the_population_of_the_last_test(run):
     folder, outcome = run
     split = data.load("digits").test
     module = load(folder)
-    mean, factor = normalisation(source_images(), "channel")
+    mean, factor = compute_normalization(source_images(), "channel")
     images = (split.images[:100].float() - mean) * factor
     with torch.no_grad():
         accuracy = (module(images).argmax(1) == split.labels[:100]).double().mean()

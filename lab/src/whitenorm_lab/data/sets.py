@@ -19,6 +19,8 @@ from whitenorm_lab.digits import Split
 
 ROOT_VARIABLE = "WHITENORM_DATA"
 """The environment variable that names the data root."""
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Statistics of ImageNet's training images in [0, 1], which most trained networks normalize their inputs by."""
 
 
 @dataclass(frozen=True)
