@@ -161,7 +161,7 @@ BOMB = 2**26
 
 
 @contextmanager
-def limited_memory():
+def limit_memory():
     """Fail if an eighth of a bomb or more was in memory."""
     tracemalloc.start()
     try:
@@ -186,7 +186,7 @@ def test_decompressed_size_of_idx_files_is_limited(mnist, name, count, words):
     with gzip.open(path.with_name(f"{name}.gz"), "wb") as file:
         file.write(path.read_bytes() + bytes(BOMB))
     path.unlink()
-    with limited_memory(), pytest.raises(OSError, match=f"{name}.gz to be an IDX file .*{words}"):
+    with limit_memory(), pytest.raises(OSError, match=f"{name}.gz to be an IDX file .*{words}"):
         data.load("mnist", mnist)
 
 
@@ -204,7 +204,7 @@ def test_decompressed_size_of_gzipped_records_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MAX_PICKLE_BYTES", 2**20)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(BOMB)))
     for read in (lambda path: files.read_records(path, 3073, 10), lambda path: files.read_pickle(path, "")):
-        with limited_memory(), pytest.raises(OSError, match=r"a\.gz to be a file of at most .* bytes \(got more\)"):
+        with limit_memory(), pytest.raises(OSError, match=r"a\.gz to be a file of at most .* bytes \(got more\)"):
             read(tmp_path / "a")
 
 
@@ -218,7 +218,7 @@ def build_matlab_file(*sizes):
 def test_decompressed_size_of_matlab_files_is_limited(tmp_path, monkeypatch):
     """The limit is on the total of all elements."""
     content = build_matlab_file(BOMB)
-    with limited_memory(), pytest.raises(ValueError, match="67,108,864 bytes, more than the 1,048,576 still allowed"):
+    with limit_memory(), pytest.raises(ValueError, match="67,108,864 bytes, more than the 1,048,576 still allowed"):
         mat.read_arrays(content, 2**20)
     assert mat.read_arrays(build_matlab_file(600_000), 2**20) == {}
     with pytest.raises(ValueError, match="has 600,000 bytes, more than the 448,56"):
@@ -234,7 +234,7 @@ def test_decompressed_size_of_numpy_archives_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(sets, "_MAX_FACES_BYTES", 2**20)
     (tmp_path / "pie").mkdir()
     np.savez_compressed(tmp_path / "pie" / "pie_32x32.npz", X=np.zeros((BOMB // 1024, 1024), np.uint8), y=[0])
-    with limited_memory(), pytest.raises(OSError, match=r"pie_32x32.npz to be .*have 67,\d+,\d+ bytes"):
+    with limit_memory(), pytest.raises(OSError, match=r"pie_32x32.npz to be .*have 67,\d+,\d+ bytes"):
         data.load("pie", tmp_path)
 
 

@@ -26,7 +26,7 @@ from whitenorm_lab.tasks.detection.metric import COLUMNS, AveragePrecision
 from whitenorm_lab.tasks.detection.model import build_detector
 from whitenorm_lab.training.evaluation import Evaluate, evaluate
 from whitenorm_lab.training.folder import RunFolder
-from whitenorm_lab.training.optimization import lr_factor
+from whitenorm_lab.training.optimization import compute_lr_factor
 from whitenorm_lab.training.result import TrainingResult
 from whitenorm_lab.training.run import fit
 
@@ -471,7 +471,9 @@ def test_parameter_groups(folder):
 def test_presets():
     """The schedule of maskrcnn-benchmark: warmup from a third in 500 steps, drops at 60k and 80k."""
     preset = COMMANDS["gw-coco"]()
-    rates = [preset.lr * lr_factor(preset, step, 7329, 90_000) for step in (0, 499, 500, 59_999, 60_000, 80_000)]
+    rates = [
+        preset.lr * compute_lr_factor(preset, step, 7329, 90_000) for step in (0, 499, 500, 59_999, 60_000, 80_000)
+    ]
     assert rates == pytest.approx([0.02 / 3, 0.02, 0.02, 0.02, 0.002, 0.0002], rel=0.01)
     mask = COMMANDS["gw-coco-mask"]()
     assert (mask.lr, mask.batch_size, mask.steps, mask.net) == (0.01, 8, 180_000, "resnext101_32x8d")

@@ -25,7 +25,7 @@ from whitenorm_lab.training import DivergenceError, Train, fit
 from whitenorm_lab.training.checkpoints import list_checkpoints
 from whitenorm_lab.training.folder import RunFolder
 from whitenorm_lab.training.norm_statistics import synchronize_
-from whitenorm_lab.training.optimization import build_optimizer, lr_factor
+from whitenorm_lab.training.optimization import build_optimizer, compute_lr_factor
 
 # Everything that is random: order, crops, mixing, dropout. 3 steps an epoch.
 OPTIONS = {
@@ -259,7 +259,7 @@ def test_batchnorm_is_not_synchronised_on_cpus():
 
 def test_schedules():
     def rates(**options):
-        return [lr_factor(Train(**options), step, 10, 100) for step in (0, 9, 10, 55, 99)]
+        return [compute_lr_factor(Train(**options), step, 10, 100) for step in (0, 9, 10, 55, 99)]
 
     assert rates(schedule="constant") == [1, 1, 1, 1, 1]
     assert rates(schedule="every", every=10, factor=0.5) == [1, 1, 0.5, 0.5**5, 0.5**9]

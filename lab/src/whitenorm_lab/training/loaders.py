@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from whitenorm_lab.training.batches import (
+    build_generator,
     check_batch_size,
     draw_calibration_rows,
-    seeded_generator,
     shuffle_into_batches,
     split_in_order,
 )
@@ -210,5 +210,5 @@ class _SeededExamples(Dataset[Any]):
         epoch, i = key
         with torch.random.fork_rng(devices=[]):
             # torch.manual_seed would also seed the GPUs.
-            torch.default_generator.manual_seed(seeded_generator(self.seed, epoch, i).initial_seed())
+            torch.default_generator.manual_seed(build_generator(self.seed, epoch, i).initial_seed())
             return self.examples[i]

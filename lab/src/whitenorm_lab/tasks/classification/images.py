@@ -15,9 +15,9 @@ from whitenorm_lab.tasks.classification.config import Train
 from whitenorm_lab.training.batches import (
     StepBatches,
     TestBatches,
+    build_generator,
     check_batch_size,
     draw_calibration_rows,
-    seeded_generator,
     shuffle_into_batches,
     split_in_order,
 )
@@ -73,7 +73,7 @@ class TrainBatches(StepBatches):
 
     def _draw_crops(self, epoch: int, i: int) -> Tensor:
         limits = torch.tensor([2 * PADDING + 1, 2 * PADDING + 1, 2])
-        return (torch.rand(self.batch_size, 3, generator=seeded_generator(self.seed, epoch, i)) * limits).long()
+        return (torch.rand(self.batch_size, 3, generator=build_generator(self.seed, epoch, i)) * limits).long()
 
 
 class ImageBatches(TestBatches):
@@ -132,7 +132,7 @@ def draw_train_split(num_images: int, config: Train) -> tuple[Tensor, Tensor]:
             f"expected train_images, with validation_images, up to the {num_images} training images there are (got "
             f"{config.train_images}{validation})"
         )
-    order = torch.randperm(num_images, generator=seeded_generator(config.seed))
+    order = torch.randperm(num_images, generator=build_generator(config.seed))
     return order[:num_train], order[num_images - num_validation :]
 
 
@@ -178,7 +178,7 @@ def draw_mixup(alpha: float, *key: int, batch_size: int) -> tuple[float, Tensor]
         >>> 0 <= weight <= 1, sorted(partners.tolist())
         (True, [0, 1, 2])
     """
-    generator = seeded_generator(*key, "mixup")
+    generator = build_generator(*key, "mixup")
     # torch.distributions.Beta takes no generator.
     weight = np.random.default_rng(generator.initial_seed()).beta(alpha, alpha)
     return float(weight), torch.randperm(batch_size, generator=generator)

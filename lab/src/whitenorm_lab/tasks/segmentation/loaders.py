@@ -12,7 +12,7 @@ from whitenorm_lab.tasks.segmentation.classes import IGNORE
 from whitenorm_lab.tasks.segmentation.config import Segment
 from whitenorm_lab.tasks.segmentation.datasets import SceneSet
 from whitenorm_lab.tasks.segmentation.scenes import Augment, CenterCrop, SceneDataset, collate, read_labels
-from whitenorm_lab.training.batches import seeded_generator
+from whitenorm_lab.training.batches import build_generator
 from whitenorm_lab.training.loaders import DataLoaders, FileLoaders
 
 _T = TypeVar("_T")
@@ -80,7 +80,7 @@ def _draw_train_rows(num_images: int, config: Segment) -> Tensor:
     size = num_images if config.train_images is None else config.train_images
     if size > num_images:
         raise ValueError(f"expected train_images up to the {num_images} there are (got {size})")
-    return torch.randperm(num_images, generator=seeded_generator(config.seed))[:size].sort().values
+    return torch.randperm(num_images, generator=build_generator(config.seed))[:size].sort().values
 
 
 def _list_test_splits(config: Segment, scene_set: SceneSet) -> list[str]:

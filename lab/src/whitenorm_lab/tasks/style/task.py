@@ -74,9 +74,9 @@ class StyleTransfer(Task[Style]):
     def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
         net = TransformerNet(config.width, config.blocks, bias=config.norm == "none")
-        net = place_(net, config.norm, config.where, **config.norm_options())
+        model = place_(net, config.norm, config.where, **config.norm_options())
         # Convolutions with few channels, such as the first and the last, are faster in this format, also on CPUs.
-        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def example_inputs(self, description: dict[str, Any], count: int) -> Tensor:
         return torch.rand(count, 3, self.config.crop, self.config.crop)

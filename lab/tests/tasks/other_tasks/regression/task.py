@@ -9,9 +9,9 @@ from whitenorm_lab.nets import place_
 from whitenorm_lab.training.batches import (
     StepBatches,
     TestBatches,
+    build_generator,
     check_batch_size,
     draw_calibration_rows,
-    seeded_generator,
     shuffle_into_batches,
     split_in_order,
 )
@@ -49,7 +49,7 @@ class Batches(StepBatches):
         return shuffle_into_batches(torch.arange(len(self.numbers)), self.batch_size, self.seed, epoch)
 
     def batch(self, epoch, i, part):
-        noise = 0.01 * torch.randn(len(part), 4, generator=seeded_generator(self.seed, epoch, i))
+        noise = 0.01 * torch.randn(len(part), 4, generator=build_generator(self.seed, epoch, i))
         return {"numbers": (self.numbers[part] + noise)[self.rank :: self.world]}
 
 
@@ -67,9 +67,7 @@ class Regression(Task):
     def build_loaders(self, dataset, step, rank, world):
         if self.config.dataset != "wave":
             raise ValueError(f"expected wave (got {self.config.dataset})")
-        numbers = (
-            torch.randn(TRAINED + TESTED, 4, generator=seeded_generator("numbers")) if dataset is None else dataset
-        )
+        numbers = torch.randn(TRAINED + TESTED, 4, generator=build_generator("numbers")) if dataset is None else dataset
         train, test = numbers[:-TESTED], numbers[-TESTED:]
         batches = Batches(train, self.config, step, rank, world)
 
