@@ -15,7 +15,7 @@ import torch
 from scipy.io import loadmat, savemat
 from torchvision import datasets
 
-from lab.tests.helpers.image_sets import write_mnist
+from lab.tests.helpers.image_sets import accept_pickles, write_mnist
 from whitenorm_lab import data
 from whitenorm_lab.data import files, mat, sets
 
@@ -61,20 +61,7 @@ def write_cifar10(root, version, images, labels):
             (folder / name).write_bytes(pickle.dumps({b"data": rows, b"labels": classes.tolist()}, protocol=2))
 
 
-@pytest.fixture
-def accept_pickles(monkeypatch):
-    """Return a function that makes the pickles of a folder the official ones, by their MD5 checksums."""
-
-    def accept(dataset, folder):
-        for attribute in ("train_list", "test_list"):
-            names = [name for name, _ in getattr(dataset, attribute)]
-            checksums = [[name, hashlib.md5((folder / name).read_bytes()).hexdigest()] for name in names]
-            monkeypatch.setattr(dataset, attribute, checksums)
-
-    return accept
-
-
-def test_both_versions_of_cifar10_agree(tmp_path, pixels, accept_pickles):
+def test_both_versions_of_cifar10_agree(tmp_path, pixels, monkeypatch):
     images = pixels.integers(0, 256, (6, 10000, 3072), dtype=np.uint8)
     labels = pixels.integers(0, 10, (6, 10000), dtype=np.uint8)
     loaded = []
@@ -82,14 +69,14 @@ def test_both_versions_of_cifar10_agree(tmp_path, pixels, accept_pickles):
         (tmp_path / version).mkdir()
         write_cifar10(tmp_path / version, version, images, labels)
         if version == "python":
-            accept_pickles(datasets.CIFAR10, tmp_path / version / "cifar-10-batches-py")
+            accept_pickles(monkeypatch, datasets.CIFAR10, tmp_path / version / "cifar-10-batches-py")
         loaded.append(data.load("cifar10", tmp_path / version))
     for one, other in zip((*loaded[0].train, *loaded[0].test), (*loaded[1].train, *loaded[1].test), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(loaded[0].train.images[10001].flatten(), torch.from_numpy(images[1, 1]))
 
 
-def test_both_versions_of_cifar100(tmp_path, pixels, accept_pickles):
+def test_both_versions_of_cifar100(tmp_path, pixels, monkeypatch):
     rows = {"train": 50000, "test": 10000}
     labels = {name: np.arange(count) % 100 for name, count in rows.items()}
     binary, python = tmp_path / "cifar-100-binary", tmp_path / "cifar-100-python"
@@ -101,7 +88,7 @@ def test_both_versions_of_cifar100(tmp_path, pixels, accept_pickles):
         fine = labels[name].astype(np.uint8)[:, None]
         (binary / f"{name}.bin").write_bytes(np.concatenate([coarse, fine, images], 1).tobytes())
         (python / name).write_bytes(pickle.dumps({b"data": images, b"fine_labels": labels[name].tolist()}, protocol=2))
-    accept_pickles(datasets.CIFAR100, python)
+    accept_pickles(monkeypatch, datasets.CIFAR100, python)
     first = data.load("cifar100", tmp_path)
     binary.rename(tmp_path / "aside")
     for loaded in (first, data.load("cifar100", tmp_path)):
