@@ -1,4 +1,4 @@
-"""Detection: COCO's files, the norms of each part, training and scores, on small images of coloured squares."""
+"""Detection: COCO's files, the norms of each part, training and scores, on small images of colored squares."""
 
 import json
 import math

@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(tmp_path):
+def damageable_folder(tmp_path):
     """A folder of its own, which a test may damage."""
     return write_folder(tmp_path, 4, 2)
 
@@ -116,19 +116,19 @@ def write(pixels):
         (lambda path: path.write_bytes(b"no image"), "complete image in .*train_labels/000.png"),
     ],
 )
-def test_bad_label_maps(copied, damage, words):
-    damage(copied / "train_labels" / "000.png")
-    scene_set = datasets.load(f"folder:{copied}")
+def test_bad_label_maps(damageable_folder, damage, words):
+    damage(damageable_folder / "train_labels" / "000.png")
+    scene_set = datasets.load(f"folder:{damageable_folder}")
     with pytest.raises(OSError, match=words):
         read_scene(scene_set.train[0], scene_set)
 
 
-def test_bad_files_end_a_run(copied):
-    config = Segment(**TINY, dataset=f"folder:{copied}", epochs=1)
-    (copied / "train" / "002.png").write_bytes(b"no image")
+def test_bad_files_end_a_run(damageable_folder):
+    config = Segment(**TINY, dataset=f"folder:{damageable_folder}", epochs=1)
+    (damageable_folder / "train" / "002.png").write_bytes(b"no image")
     with pytest.raises(OSError, match=r"complete image in .*train/002.png"):
         fit(config)
-    (copied / "train_labels" / "001.png").unlink()
+    (damageable_folder / "train_labels" / "001.png").unlink()
     with pytest.raises(OSError, match=r"label map for every image .got none for 1 of 4: .*001.png needs .*001.png"):
         fit(config)
 

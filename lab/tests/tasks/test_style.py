@@ -60,11 +60,11 @@ def options(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(options, tmp_path_factory):
+def run(options, tmp_path_factory):
     """The folder of a run."""
-    run = tmp_path_factory.mktemp("runs") / "run"
-    fit(Style(**options, epochs=1, norm="sw", folder=run))
-    return run
+    path = tmp_path_factory.mktemp("runs") / "run"
+    fit(Style(**options, epochs=1, norm="sw", folder=path))
+    return path
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 30), (41, 18)])
@@ -259,14 +259,14 @@ def test_resumes_with_the_same_bits(options, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_run_has_a_sheet_and_is_evaluated(trained, folder):
-    with Image.open(trained / SHEET) as sheet:
+def test_run_has_a_sheet_and_is_evaluated(run, folder):
+    with Image.open(run / SHEET) as sheet:
         # Two squares of 36, between gaps of 4, in two rows below the style of 45×36.
         assert sheet.size == (2 * 40 + 4, 3 * 40 + 4)
-    numbers = evaluate(Evaluate(trained))["test"]
-    outcome = fit(dataclasses.replace(Style.from_dict(_config(trained)), quiet=True))
+    numbers = evaluate(Evaluate(run))["test"]
+    outcome = fit(dataclasses.replace(Style.from_dict(_config(run)), quiet=True))
     assert numbers == pytest.approx(outcome.epochs[-1].tests["test"], rel=1e-5)
-    elsewhere = evaluate(Evaluate(trained, dataset=f"folder:{folder}"))["test"]
+    elsewhere = evaluate(Evaluate(run, dataset=f"folder:{folder}"))["test"]
     assert elsewhere != numbers
 
 
@@ -277,10 +277,10 @@ def _config(run):
 
 
 @pytest.mark.parametrize(("mode", "size"), [("RGB", None), ("L", None), ("RGBA", 30), ("P", 90)])
-def test_stylize(trained, tmp_path, monkeypatch, capsys, mode, size):
+def test_stylize(run, tmp_path, monkeypatch, capsys, mode, size):
     monkeypatch.chdir(tmp_path)
     image = write_image(tmp_path / "image.png", 61, 45, mode=mode)
-    assert main(["stylize", str(image), "--model", str(trained), *(["--size", str(size)] if size else [])]) == 0
+    assert main(["stylize", str(image), "--model", str(run), *(["--size", str(size)] if size else [])]) == 0
     assert "image-stylized.png" in capsys.readouterr().out
     factor = 1 if size is None else size / 61
     with Image.open(tmp_path / "image-stylized.png") as painted:
@@ -289,11 +289,11 @@ def test_stylize(trained, tmp_path, monkeypatch, capsys, mode, size):
         if size is None:
             images = to_tensor(read_image(image))[None] / 255
             with torch.no_grad():
-                expected = to_tensor(to_pil(load(trained)(images)[0]))
+                expected = to_tensor(to_pil(load(run)(images)[0]))
             assert torch.equal(to_tensor(painted), expected)
 
 
-def test_stylize_errors(trained, tmp_path):
+def test_stylize_errors(run, tmp_path):
     from whitenorm_lab.training import Train
 
     image, text = write_image(tmp_path / "image.png", 40, 40), tmp_path / "text.png"
@@ -309,11 +309,11 @@ def test_stylize_errors(trained, tmp_path):
         ({"size": 10}, ValueError, "got 10, which gives 10"),
         ({"device": "abacus"}, ValueError, "an available device .got 'abacus'"),
     ]:
-        values = {"image": image, "model": trained, "out": tmp_path / "out.jpg", **changes}
+        values = {"image": image, "model": run, "out": tmp_path / "out.jpg", **changes}
         with pytest.raises(kind, match=message):
             stylize(Stylize(**values))
         assert not (tmp_path / "out.jpg").exists()
-    assert stylize(Stylize(image, trained, tmp_path / "made/out.jpg")) == tmp_path / "made/out.jpg"
+    assert stylize(Stylize(image, run, tmp_path / "made/out.jpg")) == tmp_path / "made/out.jpg"
 
 
 def test_preset_states_its_command_and_cost():
