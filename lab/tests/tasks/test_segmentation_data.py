@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def damageable_folder(tmp_path):
+def private_folder(tmp_path):
     """A folder of its own, which a test may damage."""
     return write_folder(tmp_path, 4, 2)
 
@@ -116,19 +116,19 @@ def write(pixels):
         (lambda path: path.write_bytes(b"no image"), "complete image in .*train_labels/000.png"),
     ],
 )
-def test_bad_label_maps(damageable_folder, damage, words):
-    damage(damageable_folder / "train_labels" / "000.png")
-    scene_set = datasets.load(f"folder:{damageable_folder}")
+def test_bad_label_maps(private_folder, damage, words):
+    damage(private_folder / "train_labels" / "000.png")
+    scene_set = datasets.load(f"folder:{private_folder}")
     with pytest.raises(OSError, match=words):
         read_scene(scene_set.train[0], scene_set)
 
 
-def test_bad_files_end_a_run(damageable_folder):
-    config = Segment(**TINY, dataset=f"folder:{damageable_folder}", epochs=1)
-    (damageable_folder / "train" / "002.png").write_bytes(b"no image")
+def test_bad_files_end_a_run(private_folder):
+    config = Segment(**TINY, dataset=f"folder:{private_folder}", epochs=1)
+    (private_folder / "train" / "002.png").write_bytes(b"no image")
     with pytest.raises(OSError, match=r"complete image in .*train/002.png"):
         fit(config)
-    (damageable_folder / "train_labels" / "001.png").unlink()
+    (private_folder / "train_labels" / "001.png").unlink()
     with pytest.raises(OSError, match=r"label map for every image .got none for 1 of 4: .*001.png needs .*001.png"):
         fit(config)
 

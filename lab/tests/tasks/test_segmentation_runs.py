@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from PIL import Image
 from torch import nn
 
+from lab.tests.helpers.runs import Stop
 from lab.tests.helpers.scenes import TINY, list_sw_layers, write_folder, write_weights
 from whitenorm_lab.cli import main
 from whitenorm_lab.tasks import segmentation
@@ -67,12 +67,6 @@ def test_initial_weights_are_not_needed_to_load_a_run(folder, tmp_path):
     assert torch.equal(load(tmp_path / "run").backbone.state_dict()["conv1.weight"], initial)
 
 
-class Stop(Callback):
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == 3:
-            raise InterruptedError("stopped here")
-
-
 def test_resumes_with_the_same_bits(folder, tmp_path):
     config = Segment(
         **TINY, norm="sw", where="l1", dataset=f"folder:{folder}", epochs=2, test_every=2, checkpoint_steps=1
@@ -80,7 +74,7 @@ def test_resumes_with_the_same_bits(folder, tmp_path):
     straight = fit(config)
     config = replace(config, folder=tmp_path / "run")
     with pytest.raises(InterruptedError):
-        fit(config, callbacks=[Stop()])
+        fit(config, callbacks=[Stop(3)])
     resumed = fit(config)
     assert resumed.epochs[-1].scores() == straight.epochs[-1].scores()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 import whitenorm
+from lab.tests.helpers.runs import Stop, list_numbers
 from whitenorm.cli import main as whitenorm_main
 from whitenorm.cli.models import load_run_batch
 from whitenorm_lab import checksum, tasks
@@ -37,22 +37,6 @@ def _add_task_folder():
 
 def build_config(**options):
     return tasks.list_commands("regression")["regression"](**{**OPTIONS, **options})
-
-
-class Stop(Callback):
-    """Fail before a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == self.step:
-            raise InterruptedError("stopped here")
-
-
-def list_numbers(outcome):
-    """Return everything that must be equal in two runs, which excludes times."""
-    return [(epoch.epoch, epoch.step, epoch.lr, epoch.scores()) for epoch in outcome.epochs]
 
 
 @pytest.fixture(scope="module")

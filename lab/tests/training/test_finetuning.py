@@ -20,7 +20,7 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def pretrained_net(images, tmp_path_factory):
+def net_and_file(images, tmp_path_factory):
     """A net with running statistics of data and random γ and β, and the file of its weights."""
     net = nets.build("cnn-3", 5, shape=SHAPE, width=8)
     for _ in range(20):
@@ -41,23 +41,23 @@ def build_net(path, norm="bn", classes=5, **options):
 
 
 @pytest.mark.parametrize("norm", ["bn", "iternorm", "bw-sigma", "dbn"])
-def test_batch_methods_keep_the_outputs(norm, pretrained_net, images):
-    net, path = pretrained_net
+def test_batch_methods_keep_the_outputs(norm, net_and_file, images):
+    net, path = net_and_file
     with torch.no_grad():
         torch.testing.assert_close(build_net(path, norm)(images), net(images), rtol=1e-3, atol=1e-3)
 
 
-def test_other_classes_get_a_new_head(pretrained_net, images):
-    net, path = pretrained_net
+def test_other_classes_get_a_new_head(net_and_file, images):
+    net, path = net_and_file
     other = build_net(path, classes=7)
     assert other(images).shape == (40, 7)
     torch.testing.assert_close(other.state_dict()["0.weight"], net.state_dict()["0.weight"])
 
 
 @pytest.mark.parametrize("norm", ["gw", "gn", "ln"])
-def test_matched_norms_keep_the_moments(norm, pretrained_net, images):
+def test_matched_norms_keep_the_moments(norm, net_and_file, images):
     """Each norm gets BatchNorm's moments, and the net's outputs come closer to the original ones."""
-    net, path = pretrained_net
+    net, path = net_and_file
     options = {"norm_options": {"num_groups": 4}} if norm != "ln" else {}
     matched = build_net(path, norm, images=images, **options)
     outputs = {}
@@ -79,8 +79,8 @@ def test_matched_norms_keep_the_moments(norm, pretrained_net, images):
     assert F.mse_loss(actual, expected) < F.mse_loss(unmatched, expected)
 
 
-def test_matching_changes_only_parameters(pretrained_net, images):
-    model = nets.build("cnn-3", 5, shape=SHAPE, width=8, weights=str(pretrained_net[1]))
+def test_matching_changes_only_parameters(net_and_file, images):
+    model = nets.build("cnn-3", 5, shape=SHAPE, width=8, weights=str(net_and_file[1]))
     model[1].eval()
     targets = batch_norm_outputs(model, images)
     assert model.training

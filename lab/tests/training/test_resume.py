@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lab.tests.helpers import torture
+from lab.tests.helpers.runs import Stop
 from lab.tests.helpers.torture import CASES, build_options, is_same_run, train
 from whitenorm_lab import checksum
 from whitenorm_lab.cli import main
@@ -70,7 +71,7 @@ def test_workers_do_not_change_the_numbers(images, get_whole_run, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def killed_run(images, tmp_path_factory):
+def run_after_kill(images, tmp_path_factory):
     """Folder of a run that was killed before its eighth step, with two checkpoints."""
     folder = tmp_path_factory.mktemp("killed") / "run"
     assert train(build_options("plain", images, folder), 7)[0] == -signal.SIGKILL
@@ -78,9 +79,9 @@ def killed_run(images, tmp_path_factory):
 
 
 @pytest.fixture
-def copied_run(images, get_whole_run, killed_run, tmp_path):
+def run_copy(images, get_whole_run, run_after_kill, tmp_path):
     """Options and folder of a copy of the killed run, and the folder of an uninterrupted run."""
-    folder = shutil.copytree(killed_run, tmp_path / "run")
+    folder = shutil.copytree(run_after_kill, tmp_path / "run")
     return build_options("plain", images, folder), folder, get_whole_run("plain")
 
 
@@ -99,8 +100,8 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_foreign_checkpoints_are_set_aside(kind, copied_run, capsys):
-    options, folder, _ = copied_run
+def test_foreign_checkpoints_are_set_aside(kind, run_copy, capsys):
+    options, folder, _ = run_copy
     newest = list_checkpoints(folder / "checkpoints")[-1]
     content = FOREIGN[kind](torch.load(newest, weights_only=True))
     newest.write_bytes(checksum.to_archive(content))
@@ -111,9 +112,9 @@ def test_foreign_checkpoints_are_set_aside(kind, copied_run, capsys):
     assert newest.with_name(f"{newest.name}.damaged1").exists()
 
 
-def test_flipped_bits_are_detected(copied_run):
+def test_flipped_bits_are_detected(run_copy):
     """Anywhere in a checkpoint, the weights, the configuration and the result."""
-    _, folder, whole = copied_run
+    _, folder, whole = run_copy
     draw = random.Random(0)
     for path, read in [
         (list_checkpoints(folder / "checkpoints")[-1], checksum.read_archive),
@@ -137,8 +138,8 @@ def test_flipped_bits_are_detected(copied_run):
             assert result == read(path), "the change was not in whitespace"
 
 
-def test_starts_again_without_an_intact_checkpoint(copied_run):
-    options, folder, whole = copied_run
+def test_starts_again_without_an_intact_checkpoint(run_copy):
+    options, folder, whole = run_copy
     for path in list_checkpoints(folder / "checkpoints"):
         path.write_bytes(b"{}")
     code, output = train(options)
@@ -148,8 +149,8 @@ def test_starts_again_without_an_intact_checkpoint(copied_run):
 
 
 @pytest.mark.parametrize("name", ["config.json", "outcome.json", "weights.pt"])
-def test_damaged_results_are_written_again(name, copied_run):
-    options, folder, whole = copied_run
+def test_damaged_results_are_written_again(name, run_copy):
+    options, folder, whole = run_copy
     assert train(options)[0] == 0
     (folder / name).write_bytes(b"{}")
     if name != "outcome.json":
@@ -162,8 +163,8 @@ def test_damaged_results_are_written_again(name, copied_run):
     assert is_same_run(folder, whole)
 
 
-def test_checkpoints_identify_the_configuration_if_its_file_is_damaged(copied_run):
-    options, folder, _ = copied_run
+def test_checkpoints_identify_the_configuration_if_its_file_is_damaged(run_copy):
+    options, folder, _ = run_copy
     (folder / "config.json").write_bytes(b"")
     before = list_checkpoints(folder / "checkpoints")
     with pytest.raises(ValueError, match=r"expected the configuration .*lr \(was 0.1, now 0.2\)"):
@@ -268,18 +269,11 @@ def test_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
 def test_folder_without_a_checkpoint_can_be_reused(tmp_path):
     options = {"dataset": "digits", "epochs": 1, "quiet": True, "folder": tmp_path}
     with pytest.raises(InterruptedError):
-        fit(Train(**options, net="mlp-8"), callbacks=[Stop()])
+        fit(Train(**options, net="mlp-8"), callbacks=[Stop(0)])
     assert (tmp_path / "config.json").exists()
     assert fit(Train(**options, net="mlp-16")).config["net"] == "mlp-16"
     with pytest.raises(ValueError, match="expected the configuration"):
         fit(Train(**options, net="mlp-8"))
-
-
-class Stop(torture.Callback):
-    """Fail before the first step."""
-
-    def on_train_batch_start(self, trainer, module, batch, i):
-        raise InterruptedError
 
 
 def test_folder_locked_by_another_process_is_an_error(tmp_path):

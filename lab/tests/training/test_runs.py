@@ -10,6 +10,7 @@ from torch import nn
 
 import whitenorm
 from lab.tests.helpers.image_sets import write_mnist
+from lab.tests.helpers.runs import Stop
 from whitenorm_lab import data, tasks
 from whitenorm_lab.checksum import add_checksum
 from whitenorm_lab.cli import main
@@ -23,14 +24,6 @@ from whitenorm_lab.training.norm_statistics import count_calibration_examples
 
 OPTIONS = {"net": "cnn-1", "norm": "iternorm", "dataset": "digits", "train_images": 200, "test_images": 100}
 OPTIONS |= {"epochs": 2, "batch_size": 50, "quiet": True}
-
-
-class Stop(Callback):
-    """Fail before the seventh step."""
-
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == 6:
-            raise InterruptedError("stopped here")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +46,7 @@ def test_load(run):
 
 def test_load_from_a_checkpoint(tmp_path):
     with pytest.raises(InterruptedError):
-        fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop()])
+        fit(Train(**OPTIONS, folder=tmp_path), callbacks=[Stop(6)])
     model = load(tmp_path)
     state = torch.load(tmp_path / "checkpoints/step-000000004.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(value, state[f"model.{name}"]) for name, value in model.state_dict().items())
@@ -198,7 +191,7 @@ def test_evaluate_an_interrupted_run(tmp_path):
     """The scores are those of the test after the epoch of the newest checkpoint."""
     whole = fit(Train(**OPTIONS, validation_images=60))
     with pytest.raises(InterruptedError):
-        fit(Train(**OPTIONS, validation_images=60, folder=tmp_path), callbacks=[Stop()])
+        fit(Train(**OPTIONS, validation_images=60, folder=tmp_path), callbacks=[Stop(6)])
     scores = evaluate(Evaluate(tmp_path))
     assert scores["test"]["loss"] == whole.epochs[0].test_loss
     assert scores["validation"]["loss"] == whole.epochs[0].validation_loss

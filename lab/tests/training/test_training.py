@@ -13,13 +13,11 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.io import write_png
 
 import whitenorm
-from lab.tests.helpers.image_sets import png_of_size
+from lab.tests.helpers.runs import Stop, list_numbers
 from whitenorm_lab import data, nets
 from whitenorm_lab.cli import main
-from whitenorm_lab.tasks.classification import imagefolder
 from whitenorm_lab.tasks.classification.presets import PRESETS
 from whitenorm_lab.training import DivergenceError, Train, fit
 from whitenorm_lab.training.checkpoints import list_checkpoints
@@ -45,23 +43,6 @@ OPTIONS = {
     "quiet": True,
 }
 STEPS = 3
-
-
-class Stop(Callback):
-    """Fail before a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == self.step:
-            raise InterruptedError("stopped here")
-
-
-def list_numbers(outcome):
-    """Return everything that must be equal in two runs, which excludes times."""
-    keys = ("epoch", "step", "lr", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-    return [[getattr(epoch, key) for key in keys] for epoch in outcome.epochs]
 
 
 def has_same_weights(a, b):
@@ -249,7 +230,8 @@ def test_two_processes_match_one(tmp_path):
     outcome = RunFolder(tmp_path).read_result()
     alone = fit(Train(**options, quiet=True))
     for ours, theirs in zip(list_numbers(outcome), list_numbers(alone), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert ours[:-1] == pytest.approx(theirs[:-1], rel=1e-4)
+        assert ours[-1] == pytest.approx(theirs[-1], rel=1e-4)
 
 
 def test_synchronizing_batchnorm_on_cpus_is_an_error():
@@ -289,55 +271,6 @@ def test_clipped_gradients():
     fit(Train(dataset="digits", steps=1, lr=1.0, clip=1e-3, momentum=0.0, quiet=True), model=model)
     moved = sum(float((a.detach() - b).square().sum()) for a, b in zip(model.parameters(), before, strict=True)) ** 0.5
     assert moved == pytest.approx(1e-3, rel=1e-3)
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """48 training and 17 test images of digits as PNG files, in one folder per class."""
-    digits = data.load("digits")
-    for name, split, number in (("train", digits.train, 48), ("val", digits.test, 17)):
-        for i in range(number):
-            path = tmp_path / name / str(int(split.labels[i]) % 3) / f"{i}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_png(split.images[i].expand(3, 8, 8).contiguous(), str(path))
-    options = {"net": "cnn-1", "dataset": f"imagefolder:{tmp_path}", "image_size": 16, "augment": True, "epochs": 2}
-    return tmp_path, {**options, "batch_size": 16, "workers": 0, "quiet": True}
-
-
-def test_image_folder(folders, tmp_path_factory):
-    _, options = folders
-    outcome = fit(Train(**options))
-    assert outcome.description["classes"] == 3
-    assert [epoch.step for epoch in outcome.epochs] == [3, 6]
-    assert list_numbers(fit(Train(**{**options, "workers": 1}))) == list_numbers(outcome), (
-        "independent of the number of workers"
-    )
-    run = tmp_path_factory.mktemp("run")
-    with pytest.raises(InterruptedError):
-        fit(Train(**options, folder=run, checkpoint_steps=1), callbacks=[Stop(4)])
-    assert list_numbers(fit(Train(**options, folder=run, checkpoint_steps=1))) == list_numbers(outcome)
-
-
-def test_fewer_test_images_than_processes(folders):
-    path, options = folders
-    config = Train(**options, test_images=1)
-    tests = [imagefolder.build_loaders(config, str(path), lambda: 0, rank, 2).tests["test"] for rank in range(2)]
-    assert [[tuple(images.shape) for images, _ in test] for test in tests] == [[(1, 3, 16, 16)], [(0, 3, 16, 16)]]
-
-
-def test_image_folder_errors(folders):
-    path, options = folders
-    image = next(path.glob("train/1/*.png"))
-    for content in (image.read_bytes()[:70], png_of_size(100_000, 100_000)):
-        image.write_bytes(content)
-        with pytest.raises(OSError, match=re.escape(f"expected a complete image in {image}")):
-            fit(Train(**options))
-    image.unlink()
-    (path / "val/2").rename(path / "val/two")
-    with pytest.raises(ValueError, match="only in one of them: 2, two"):
-        fit(Train(**options))
-    with pytest.raises(OSError, match="got no nowhere/train"):
-        fit(Train(**{**options, "dataset": "imagefolder:nowhere"}))
 
 
 @pytest.mark.parametrize("name", PRESETS)
