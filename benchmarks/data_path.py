@@ -40,7 +40,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
     config = Train(net="resnet20", augment=True, epochs=1, steps=_LOOP_STEPS, batch_size=BATCH, quiet=True)
     model = nets.build("resnet20", 10)
     task = Classification(config)
-    task.normalise_by(images)
+    task.set_normalization(images)
     batches = cycle(TrainBatches(split, BATCH, 0, True, lambda: 0))
     dataset = Dataset("random", split, Split(images[:0], split.labels[:0]), 10)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)

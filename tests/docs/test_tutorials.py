@@ -5,7 +5,7 @@ from PIL import Image
 
 from benchmarks.tutorials import TUTORIALS
 from benchmarks.tutorials.page import Tutorial, result_digest
-from lab.tests.helpers.image_sets import write_root
+from lab.tests.helpers.image_sets import accept_root, write_root
 from whitenorm_lab.data import ROOT_VARIABLE
 from whitenorm_lab.nets import pretrained
 
@@ -13,6 +13,7 @@ from whitenorm_lab.nets import pretrained
 @pytest.fixture
 def _images(tmp_path, monkeypatch):
     monkeypatch.setenv(ROOT_VARIABLE, str(write_root(tmp_path)))
+    accept_root(monkeypatch, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:this model is trained")

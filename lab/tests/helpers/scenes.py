@@ -1,4 +1,4 @@
-"""A small folder of scenes with label maps, and the smallest net that is trained on it."""
+"""A small segmentation data set, and the options of a tiny net for it."""
 
 import timm
 import torch
@@ -12,17 +12,19 @@ TINY = {**NET, "head": "fcn", "crop": 32, "batch_size": 4, "workers": 0, "quiet"
 
 
 def write_folder(path, train, val):
-    """As ``folder:PATH`` wants it."""
+    """Write a data set in the layout of ``folder:PATH``."""
     write_scenes(path, {"train": train, "val": val}, len(CLASSES))
     (path / "classes.txt").write_text("\n".join(CLASSES))
     return path
 
 
-def whitened(model):
+def list_sw_layers(model):
+    """Return the names of a model's SW layers."""
     return [name for name, module in model.named_modules() if isinstance(module, whitenorm.SwitchableWhitening)]
 
 
-def trained_file(path, **changes):
+def write_weights(path, **changes):
+    """Write random weights of a timm ResNet-18 with some entries replaced, or removed by None, and return them."""
     state = timm.create_model("resnet18", channels=(4, 8, 16, 32), num_classes=7).state_dict()
     state = {name: torch.randn_like(value) if value.is_floating_point() else value for name, value in state.items()}
     state |= {name: value for name, value in changes.items() if value is not None}

@@ -4,7 +4,7 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import pytest
 
-from lab.tests.helpers.image_sets import write_root
+from lab.tests.helpers.image_sets import accept_root, write_root
 from whitenorm_lab import data
 from whitenorm_lab.claims.results import Run, Store
 from whitenorm_lab.claims.runner import reproduce
@@ -12,8 +12,14 @@ from whitenorm_lab.papers import EXPERIMENTS, SETUPS
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory):
+def small_root(tmp_path_factory):
     return write_root(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def root(small_root, monkeypatch):
+    accept_root(monkeypatch, small_root)
+    return small_root
 
 
 def clipped(figure):

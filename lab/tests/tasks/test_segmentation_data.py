@@ -1,4 +1,4 @@
-"""Scenes and label maps: readers of every layout, bad files, augmentation, batches."""
+"""Segmentation data: readers of every layout, damaged files, augmentation, batches."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from PIL import Image
 
 from lab.tests.helpers.image_sets import scene, write_scenes
 from lab.tests.helpers.scenes import CLASSES, TINY, write_folder
-from whitenorm_lab.tasks.segmentation import sets
+from whitenorm_lab.tasks.segmentation import datasets
 from whitenorm_lab.tasks.segmentation.classes import IGNORE
 from whitenorm_lab.tasks.segmentation.config import Segment
-from whitenorm_lab.tasks.segmentation.scenes import Augment, Centre, Scene, collate, read
+from whitenorm_lab.tasks.segmentation.scenes import Augment, CenterCrop, Scene, collate, read_scene
 from whitenorm_lab.tasks.segmentation.task import Segmentation
 from whitenorm_lab.training import fit
 
@@ -21,17 +21,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(tmp_path):
-    """A folder that may be damaged."""
+def private_folder(tmp_path):
+    """A folder of its own, which a test may damage."""
     return write_folder(tmp_path, 4, 2)
 
 
 def test_folder(folder):
-    found = sets.load(f"folder:{folder}")
-    assert [category.name for category in found.categories] == list(CLASSES)
-    assert len(found.train) == 8
-    assert {name: len(pairs) for name, pairs in found.tests.items()} == {"test": 3}
-    image, labels = read(found.train[0], found)
+    scene_set = datasets.load(f"folder:{folder}")
+    assert [category.name for category in scene_set.categories] == list(CLASSES)
+    assert len(scene_set.train) == 8
+    assert {name: len(pairs) for name, pairs in scene_set.tests.items()} == {"test": 3}
+    image, labels = read_scene(scene_set.train[0], scene_set)
     expected, classes = scene(len(CLASSES), (36, 48), [len("train"), 0])
     assert torch.equal(image, torch.from_numpy(expected).permute(2, 0, 1))
     assert torch.equal(labels, torch.from_numpy(classes))
@@ -39,9 +39,9 @@ def test_folder(folder):
 
 def test_camvid(tmp_path):
     write_scenes(tmp_path / "camvid", {"train": 2, "val": 1, "test": 1}, 11, void=11)
-    found = sets.load("camvid", tmp_path)
-    assert {name: len(pairs) for name, pairs in found.tests.items()} == {"test": 1, "validation": 1}
-    labels = read(found.train[0], found).labels
+    scene_set = datasets.load("camvid", tmp_path)
+    assert {name: len(pairs) for name, pairs in scene_set.tests.items()} == {"test": 1, "validation": 1}
+    labels = read_scene(scene_set.train[0], scene_set).labels
     assert (labels[0] == IGNORE).all()
     assert labels[1:-1, 1:-1].max() < 11
 
@@ -56,15 +56,15 @@ def test_ade20k(tmp_path):
     for split in ("training", "validation"):
         save(root / "images" / split / "a.jpg", np.zeros((2, 2, 3)))
         save(root / "annotations" / split / "a.png", [[0, 1], [2, 150]])
-    found = sets.load("ade20k", tmp_path)
-    assert len(found.categories) == 150
-    assert read(found.train[0], found).labels.tolist() == [[IGNORE, 0], [1, 149]]
+    scene_set = datasets.load("ade20k", tmp_path)
+    assert len(scene_set.categories) == 150
+    assert read_scene(scene_set.train[0], scene_set).labels.tolist() == [[IGNORE, 0], [1, 149]]
     rows = "\n".join(f"{i}\t0.1\t1\t1\tthing {i}, matter" for i in range(1, 151))
     (root / "objectInfo150.txt").write_text(f"Idx\tRatio\tTrain\tVal\tName\n{rows}\n")
-    assert sets.load("ade20k", tmp_path).categories[1].name == "2 thing 2"
+    assert datasets.load("ade20k", tmp_path).categories[1].name == "2 thing 2"
     (root / "objectInfo150.txt").write_text("Idx\n1\tsky\n")
     with pytest.raises(OSError, match=r"objectInfo150.txt .got 1 classes"):
-        sets.load("ade20k", tmp_path)
+        datasets.load("ade20k", tmp_path)
 
 
 def test_cityscapes(tmp_path):
@@ -72,33 +72,33 @@ def test_cityscapes(tmp_path):
     for split in ("train", "val"):
         save(root / "leftImg8bit" / split / "ulm" / "ulm_0_leftImg8bit.png", np.zeros((2, 2, 3)))
         save(root / "gtFine" / split / "ulm" / "ulm_0_gtFine_labelIds.png", [[7, 8], [0, 33]])
-    found = sets.load("cityscapes", tmp_path)
-    assert len(found.categories) == 19
-    assert read(found.train[0], found).labels.tolist() == [[0, 1], [IGNORE, 18]]
+    scene_set = datasets.load("cityscapes", tmp_path)
+    assert len(scene_set.categories) == 19
+    assert read_scene(scene_set.train[0], scene_set).labels.tolist() == [[0, 1], [IGNORE, 18]]
     (root / "gtFine/val/ulm/ulm_0_gtFine_labelIds.png").unlink()
     with pytest.raises(OSError, match=r"needs .*ulm_0_gtFine_labelIds.png"):
-        sets.load("cityscapes", tmp_path)
+        datasets.load("cityscapes", tmp_path)
 
 
 def test_missing_sets(tmp_path, monkeypatch):
     monkeypatch.delenv("WHITENORM_DATA", raising=False)
     with pytest.raises(OSError, match="camvid needs a data root"):
-        sets.load("camvid")
+        datasets.load("camvid")
     with pytest.raises(OSError, match=r"camvid is not in .* 367, 101 and 233"):
-        sets.load("camvid", tmp_path)
+        datasets.load("camvid", tmp_path)
     with pytest.raises(ValueError, match="did you mean camvid"):
-        sets.load("camvit", tmp_path)
-    with pytest.raises(OSError, match=r"classes.txt with the name of a class a line"):
-        sets.load(f"folder:{tmp_path}")
+        datasets.load("camvit", tmp_path)
+    with pytest.raises(OSError, match=r"classes.txt with one class name per line"):
+        datasets.load(f"folder:{tmp_path}")
     (tmp_path / "classes.txt").write_text("sky\nsky\n")
     with pytest.raises(OSError, match=r"different names in .*classes.txt"):
-        sets.load(f"folder:{tmp_path}")
+        datasets.load(f"folder:{tmp_path}")
     (tmp_path / "classes.txt").write_text("sky\nroad\n")
     with pytest.raises(OSError, match=r"images in .*train .got none"):
-        sets.load(f"folder:{tmp_path}")
+        datasets.load(f"folder:{tmp_path}")
 
 
-def damaged(pixels):
+def write(pixels):
     def damage(path):
         save(path, pixels)
 
@@ -108,27 +108,27 @@ def damaged(pixels):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (damaged(np.full((36, 48), 255)), "nothing but void in .*train_labels/000.png"),
-        (damaged(np.zeros((36, 40))), "size, 48×36 .got 40×36 in .*train_labels/000.png"),
-        (damaged(np.full((36, 48), 3)), "3 classes of folder:.* .got also 3 in .*train_labels/000.png"),
-        (damaged(np.zeros((36, 48, 3))), "one byte a pixel in .*train_labels/000.png .got an image of mode RGB"),
-        (lambda path: path.write_bytes(path.read_bytes()[:60]), "whole image in .*train_labels/000.png"),
-        (lambda path: path.write_bytes(b"no image"), "whole image in .*train_labels/000.png"),
+        (write(np.full((36, 48), 255)), "nothing but void in .*train_labels/000.png"),
+        (write(np.zeros((36, 40))), "size, 48×36 .got 40×36 in .*train_labels/000.png"),
+        (write(np.full((36, 48), 3)), "3 classes of folder:.* .got also 3 in .*train_labels/000.png"),
+        (write(np.zeros((36, 48, 3))), "one byte per pixel in .*train_labels/000.png .got an image of mode RGB"),
+        (lambda path: path.write_bytes(path.read_bytes()[:60]), "complete image in .*train_labels/000.png"),
+        (lambda path: path.write_bytes(b"no image"), "complete image in .*train_labels/000.png"),
     ],
 )
-def test_bad_label_maps(copied, damage, words):
-    damage(copied / "train_labels" / "000.png")
-    found = sets.load(f"folder:{copied}")
+def test_bad_label_maps(private_folder, damage, words):
+    damage(private_folder / "train_labels" / "000.png")
+    scene_set = datasets.load(f"folder:{private_folder}")
     with pytest.raises(OSError, match=words):
-        read(found.train[0], found)
+        read_scene(scene_set.train[0], scene_set)
 
 
-def test_bad_files_end_a_run(copied):
-    config = Segment(**TINY, dataset=f"folder:{copied}", epochs=1)
-    (copied / "train" / "002.png").write_bytes(b"no image")
-    with pytest.raises(OSError, match=r"whole image in .*train/002.png"):
+def test_bad_files_end_a_run(private_folder):
+    config = Segment(**TINY, dataset=f"folder:{private_folder}", epochs=1)
+    (private_folder / "train" / "002.png").write_bytes(b"no image")
+    with pytest.raises(OSError, match=r"complete image in .*train/002.png"):
         fit(config)
-    (copied / "train_labels" / "001.png").unlink()
+    (private_folder / "train_labels" / "001.png").unlink()
     with pytest.raises(OSError, match=r"label map for every image .got none for 1 of 4: .*001.png needs .*001.png"):
         fit(config)
 
@@ -137,17 +137,17 @@ def test_augmentation_moves_labels_with_the_image():
     labels = torch.randint(0, 200, (40, 50), dtype=torch.uint8)
     image = labels.expand(3, 40, 50)
     augment = Augment(32, (1, 2, 3), (1.0, 1.0), flip=True)
-    found = {True: 0, False: 0}
+    counts = {True: 0, False: 0}
     for seed in range(20):
         torch.manual_seed(seed)
-        cut = augment(Scene(image, labels))
-        assert cut.labels.shape == (32, 32)
-        assert torch.equal(cut.image[0], cut.labels)
+        crop = augment(Scene(image, labels))
+        assert crop.labels.shape == (32, 32)
+        assert torch.equal(crop.image[0], crop.labels)
         windows = labels.unfold(0, 32, 1).unfold(1, 32, 1)
-        flipped = not (windows == cut.labels).flatten(2).all(2).any()
-        assert (windows == cut.labels.flip(-1)).flatten(2).all(2).any() or not flipped
-        found[flipped] += 1
-    assert min(found.values()) > 3, "some are flipped and some are not"
+        flipped = not (windows == crop.labels).flatten(2).all(2).any()
+        assert (windows == crop.labels.flip(-1)).flatten(2).all(2).any() or not flipped
+        counts[flipped] += 1
+    assert min(counts.values()) > 3, "some are flipped and some are not"
 
 
 def test_augmentation_scales():
@@ -157,48 +157,48 @@ def test_augmentation_scales():
     assert (small.labels[30:] == IGNORE).all()
     assert (small.labels[:30, 30:] == IGNORE).all()
     assert small.image[:, 40, 40].tolist() == [9, 8, 7]
-    # Fields of 12 pixels have 6, and their middle is theirs.
+    # Squares of 12 pixels become 6 pixels wide, and the center keeps its class.
     assert torch.equal(small.labels[3:30:6, 3:30:6], labels[6::12, 6::12])
     large = Augment(120, (9, 8, 7), (2.0, 2.0), flip=False)(whole)
     assert torch.equal(large.labels[12::24, 12::24], labels[6::12, 6::12])
 
 
-def test_centre():
+def test_center_crop():
     labels = torch.arange(25, dtype=torch.uint8).view(5, 5)
-    cut = Centre(3, (0, 0, 0))(Scene(labels.expand(3, 5, 5), labels))
-    assert torch.equal(cut.labels, labels[1:4, 1:4])
+    crop = CenterCrop(3, (0, 0, 0))(Scene(labels.expand(3, 5, 5), labels))
+    assert torch.equal(crop.labels, labels[1:4, 1:4])
 
 
-def source_of(folder, step=0, rank=0, world=1, **options):
+def build_loaders(folder, step=0, rank=0, world=1, **options):
     config = Segment(**{**TINY, **options}, dataset=f"folder:{folder}")
     return Segmentation(config).build_loaders(None, lambda: step, rank, world)
 
 
 def test_batches_follow_from_the_step(folder):
     steps = 2
-    batches = list(source_of(folder).train)
+    batches = list(build_loaders(folder).train)
     assert len(batches) == steps
-    again = list(source_of(folder, step=1).train)
+    again = list(build_loaders(folder, step=1).train)
     assert len(again) == 1
     assert torch.equal(again[0][0], batches[1][0])
-    later = list(source_of(folder, step=steps).train)
+    later = list(build_loaders(folder, step=steps).train)
     assert not torch.equal(later[0][0], batches[0][0])
-    shares = [list(source_of(folder, rank=rank, world=2).train) for rank in range(2)]
+    shares = [list(build_loaders(folder, rank=rank, world=2).train) for rank in range(2)]
     assert torch.equal(shares[0][0].image, batches[0].image[::2])
     assert torch.equal(shares[1][1].labels, batches[1].labels[1::2])
 
 
 def test_tests_are_whole_and_once(folder):
-    source = source_of(folder, test_batch=2)
-    sizes = [tuple(batch.labels.shape) for batch in source.tests["test"]]
+    loaders = build_loaders(folder, test_batch=2)
+    sizes = [tuple(batch.labels.shape) for batch in loaders.tests["test"]]
     assert sizes == [(2, 36, 48), (1, 36, 48)]
-    assert sum(len(batch.labels) for batch in source_of(folder, test_images=2).tests["test"]) == 2
-    assert [tuple(batch.labels.shape) for batch in source.build_calibration(6)] == [(3, 32, 32), (3, 32, 32)]
+    assert sum(len(batch.labels) for batch in build_loaders(folder, test_images=2).tests["test"]) == 2
+    assert [tuple(batch.labels.shape) for batch in loaders.build_calibration(6)] == [(3, 32, 32), (3, 32, 32)]
     with pytest.raises(ValueError, match="leave --validate out"):
-        source_of(folder, validate=True)
+        build_loaders(folder, validate=True)
     with pytest.raises(ValueError, match="up to the 8 there are"):
-        source_of(folder, train_images=9)
-    assert len(source_of(folder, train_images=4).train) == 1
+        build_loaders(folder, train_images=9)
+    assert len(build_loaders(folder, train_images=4).train) == 1
 
 
 def test_collate():

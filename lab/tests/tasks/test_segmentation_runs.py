@@ -1,15 +1,15 @@
-"""Semantic segmentation, whole: runs, resuming, evaluation, the command."""
+"""Semantic segmentation: runs, resuming, evaluation, the command."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
 from PIL import Image
 from torch import nn
 
-from lab.tests.helpers.scenes import TINY, trained_file, whitened, write_folder
+from lab.tests.helpers.runs import Stop
+from lab.tests.helpers.scenes import TINY, list_sw_layers, write_folder, write_weights
 from whitenorm_lab.cli import main
 from whitenorm_lab.tasks import segmentation
 from whitenorm_lab.tasks.segmentation.config import Segment, SwAde20k
@@ -36,41 +36,35 @@ def test_run(run):
     assert 0 <= outcome.latest("test_miou") <= 1
     picture = np.asarray(Image.open(path / SHEET).convert("RGB"))
     assert picture.std() > 20
-    assert len(whitened(load(path))) == 1
+    assert len(list_sw_layers(load(path))) == 1
     assert evaluate(Evaluate(path))["test"] == outcome.epochs[-1].tests["test"]
 
 
 def test_evaluate_takes_several_images_at_once(run):
     path, _ = run
     assert Segment(batch_size=16).with_batch_size(2) == Segment(batch_size=16, test_batch=2)
-    one, two = (evaluate(Evaluate(path, batch_size=number))["test"] for number in (1, 2))
+    one, two = (evaluate(Evaluate(path, batch_size=size))["test"] for size in (1, 2))
     assert two == pytest.approx(one, rel=1e-5)
 
 
 def test_learns(folder):
-    """Classes that are colours are told apart; by chance it would be 0.2."""
+    """The classes differ in color; the mIoU of random predictions would be 0.2."""
     options = {**TINY, "auxiliary": 0.0, "scales": (1.0, 1.0), "epochs": 15, "lr": 0.1, "test_every": 15}
     outcome = fit(Segment(**options, dataset=f"folder:{folder}"))
     assert outcome.latest("test_miou") > 0.45
     assert outcome.epochs[-1].train_loss < 0.7 * outcome.epochs[0].train_loss
 
 
-def test_begins_from_weights_that_may_then_go(folder, tmp_path):
-    trained_file(tmp_path / "trained.pt")
+def test_initial_weights_are_not_needed_to_load_a_run(folder, tmp_path):
+    write_weights(tmp_path / "trained.pt")
     config = Segment(
         **TINY, dataset=f"folder:{folder}", epochs=1, steps=1, lr=0.0, weights=str(tmp_path / "trained.pt")
     )
     with torch.no_grad():
         fit(replace(config, folder=tmp_path / "run", weight_decay=0.0))
-    kept = torch.load(tmp_path / "trained.pt")["conv1.weight"]
+    initial = torch.load(tmp_path / "trained.pt")["conv1.weight"]
     (tmp_path / "trained.pt").unlink()
-    assert torch.equal(load(tmp_path / "run").backbone.state_dict()["conv1.weight"], kept)
-
-
-class Stop(Callback):
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == 3:
-            raise InterruptedError("stopped here")
+    assert torch.equal(load(tmp_path / "run").backbone.state_dict()["conv1.weight"], initial)
 
 
 def test_resumes_with_the_same_bits(folder, tmp_path):
@@ -80,7 +74,7 @@ def test_resumes_with_the_same_bits(folder, tmp_path):
     straight = fit(config)
     config = replace(config, folder=tmp_path / "run")
     with pytest.raises(InterruptedError):
-        fit(config, callbacks=[Stop()])
+        fit(config, callbacks=[Stop(3)])
     resumed = fit(config)
     assert resumed.epochs[-1].scores() == straight.epochs[-1].scores()
 

@@ -1,4 +1,4 @@
-"""Semantic segmentation judged: mIoU, sliding windows, and the loss."""
+"""Semantic segmentation: mIoU, sliding windows, and the loss."""
 
 from itertools import pairwise
 
@@ -8,10 +8,12 @@ from torch import nn
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from lab.tests.helpers.scenes import CLASSES, TINY, write_folder
-from whitenorm_lab.tasks.segmentation import net, predicting, reading, sets
+from whitenorm_lab.tasks.segmentation import datasets, prediction
 from whitenorm_lab.tasks.segmentation.classes import IGNORE
 from whitenorm_lab.tasks.segmentation.config import Segment
-from whitenorm_lab.tasks.segmentation.scenes import Scene, read
+from whitenorm_lab.tasks.segmentation.loaders import compute_class_weights
+from whitenorm_lab.tasks.segmentation.net import build_segmenter
+from whitenorm_lab.tasks.segmentation.scenes import Scene, read_scene
 from whitenorm_lab.tasks.segmentation.scores import PixelScores
 from whitenorm_lab.tasks.segmentation.task import Segmentation
 
@@ -39,21 +41,23 @@ def test_scores():
     assert numbers["loss"] == 0.25
     assert numbers["miou"] == pytest.approx(float(jaccard.compute()))
     assert numbers["accuracy"] == right / pixels
-    assert list(numbers)[3:] == ["iou_sky", "iou_road", "iou_traffic_light"], "the class that never is, is left out"
+    assert list(numbers)[3:] == ["iou_sky", "iou_road", "iou_traffic_light"], "a class that never occurs is left out"
     assert sum(list(numbers.values())[3:]) / 3 == pytest.approx(numbers["miou"])
 
 
 def test_sliding():
     pointwise = nn.Conv2d(3, 4, 1)
     images = torch.randn(2, 3, 50, 30)
-    found = predicting.sliding(pointwise, images, 16)
-    torch.testing.assert_close(found, predicting.whole(pointwise, images))
-    torch.testing.assert_close(predicting.sliding(pointwise, images, 64), predicting.whole(pointwise, images))
+    scores = prediction.predict_sliding(pointwise, images, 16)
+    torch.testing.assert_close(scores, prediction.predict_whole(pointwise, images))
+    torch.testing.assert_close(
+        prediction.predict_sliding(pointwise, images, 64), prediction.predict_whole(pointwise, images)
+    )
     for side in range(16, 60):
-        places = predicting._places(side, 16)
-        assert places[0] == 0
-        assert places[-1] == side - 16
-        assert all(0 < later - place <= 11 for place, later in pairwise(places))
+        offsets = prediction._compute_offsets(side, 16)
+        assert offsets[0] == 0
+        assert offsets[-1] == side - 16
+        assert all(0 < after - before <= 11 for before, after in pairwise(offsets))
 
 
 def test_loss_leaves_void_out():
@@ -71,12 +75,12 @@ def test_loss_leaves_void_out():
 
 
 def test_class_weights(folder):
-    found = sets.load(f"folder:{folder}")
-    labels = torch.cat([read(pair, found).labels.flatten() for pair in found.train])
+    scene_set = datasets.load(f"folder:{folder}")
+    labels = torch.cat([read_scene(pair, scene_set).labels.flatten() for pair in scene_set.train])
     shares = torch.bincount(labels[labels != IGNORE]) / (labels != IGNORE).sum()
-    weights = reading.class_weights(found, 1.0)
+    weights = compute_class_weights(scene_set, 1.0)
     torch.testing.assert_close(weights * shares, torch.full((3,), 1 / 3))
-    half = reading.class_weights(found, 0.5)
+    half = compute_class_weights(scene_set, 0.5)
     torch.testing.assert_close(half / half[0], (weights / weights[0]).sqrt())
     config = Segment(**TINY, dataset=f"folder:{folder}", balance=1.0)
     task = Segmentation(config)
@@ -92,7 +96,7 @@ def test_loss_of_several_processes(monkeypatch):
     alone = task.loss(lambda images: logits, Scene(None, labels), 0, task.train_scores())
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    # The other one has three labelled pixels.
+    # The other one has three labeled pixels.
     monkeypatch.setattr("torch.distributed.all_reduce", lambda pixels: pixels.add_(3))
     share = task.loss(lambda images: logits, Scene(None, labels), 0, task.train_scores())
     torch.testing.assert_close(share, alone / 2)
@@ -100,7 +104,7 @@ def test_loss_of_several_processes(monkeypatch):
 
 def test_groups():
     task = Segmentation(Segment(**TINY, lr=0.1, head_lr=10.0))
-    model = net.build("timm:resnet18", 3, "fcn", width=4)
+    model = build_segmenter("timm:resnet18", 3, "fcn", width=4)
     backbone, heads = task.parameter_groups(model)
     assert "lr" not in backbone
     assert heads["lr"] == pytest.approx(1.0)

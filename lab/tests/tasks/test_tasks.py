@@ -1,4 +1,4 @@
-"""A task is one folder: a small one, put beside the library's, goes through all that the training program does."""
+"""A task is one folder: the training program works with a small task in another folder."""
 
 import importlib
 import json
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 import whitenorm
+from lab.tests.helpers.runs import Stop, list_numbers
 from whitenorm.cli import main as whitenorm_main
 from whitenorm.cli.models import load_run_batch
 from whitenorm_lab import checksum, tasks
@@ -24,8 +24,8 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _found():
-    """The folder of the tests' own task is one of those that are looked in."""
+def _add_task_folder():
+    """Add the folder of the tests' task to the package of tasks."""
     tasks.__path__.append(str(Path(__file__).parent / "other_tasks"))
     importlib.reload(command)
     yield
@@ -35,34 +35,18 @@ def _found():
     importlib.reload(command)
 
 
-def regress(**options):
+def build_config(**options):
     return tasks.list_commands("regression")["regression"](**{**OPTIONS, **options})
 
 
-class Stop(Callback):
-    """Fails before a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, module, batch, i):
-        if trainer.global_step == self.step:
-            raise InterruptedError("stopped here")
-
-
-def numbers(outcome):
-    """All that must be the same, which time is not."""
-    return [(epoch.epoch, epoch.step, epoch.lr, epoch.scores()) for epoch in outcome.epochs]
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    return folder, fit(regress(folder=folder))
+    return folder, fit(build_config(folder=folder))
 
 
-def test_learns(whole):
-    folder, outcome = whole
+def test_learns(whole_run):
+    folder, outcome = whole_run
     assert [epoch.step for epoch in outcome.epochs] == [STEPS, 2 * STEPS, 3 * STEPS]
     assert outcome.latest("train_loss") < 0.7 * outcome.epochs[0].train_loss
     assert outcome.latest("test_worst") >= outcome.latest("test_loss") > 0
@@ -74,26 +58,26 @@ def test_learns(whole):
 
 
 @pytest.mark.parametrize("step", [4, 2 * STEPS])
-def test_goes_on_with_the_same_bits(whole, tmp_path, step):
-    config = regress(folder=tmp_path, checkpoint_steps=2)
+def test_resumes_to_the_same_bits(whole_run, tmp_path, step):
+    config = build_config(folder=tmp_path, checkpoint_steps=2)
     with pytest.raises(InterruptedError):
         fit(config, callbacks=[Stop(step)])
-    assert numbers(fit(config)) == numbers(whole[1])
-    a, b = (torch.load(folder / "weights.pt") for folder in (tmp_path, whole[0]))
+    assert list_numbers(fit(config)) == list_numbers(whole_run[1])
+    a, b = (torch.load(folder / "weights.pt") for folder in (tmp_path, whole_run[0]))
     assert all(torch.equal(a[name], b[name]) for name in a)
-    assert (tmp_path / "outputs.txt").read_text() == (whole[0] / "outputs.txt").read_text()
+    assert (tmp_path / "outputs.txt").read_text() == (whole_run[0] / "outputs.txt").read_text()
 
 
-def test_the_tasks_own_is_not_kept_nor_trained(whole):
-    checkpoint = checksum.read_archive(list_checkpoints(whole[0] / "checkpoints")[-1])
+def test_networks_of_the_task_are_neither_stored_nor_trained(whole_run):
+    checkpoint = checksum.read_archive(list_checkpoints(whole_run[0] / "checkpoints")[-1])
     assert {name.split(".")[0] for name in checkpoint["state_dict"]} == {"model"}
     assert len(checkpoint["optimizer_states"][0]["param_groups"]) == 2
-    task = tasks.build_task(regress())
+    task = tasks.build_task(build_config())
     assert not any(module.training for module in task.train().modules())
 
 
-def test_loaded_tested_and_looked_at(whole, capsys):
-    folder, outcome = whole
+def test_load_evaluate_and_inspect(whole_run, capsys):
+    folder, outcome = whole_run
     assert isinstance(load(folder).layers[1], whitenorm.IterNorm)
     assert evaluate(Evaluate(folder)) == outcome.epochs[-1].tests
     assert main(["evaluate", str(folder)]) == 0
@@ -102,41 +86,41 @@ def test_loaded_tested_and_looked_at(whole, capsys):
     for options, words in [({"test_images": 3}, "no --test-images"), ({"dataset": "x"}, "expected wave")]:
         with pytest.raises(ValueError, match=words):
             evaluate(Evaluate(folder, **options))
-    inputs, said = load_run_batch(str(folder))
+    inputs, output = load_run_batch(str(folder))
     assert set(inputs) == {"numbers", "scale"}
-    assert said == "Measured on training rows, 4 × 4 and 1."
+    assert output == "Measured on training rows, 4 × 4 and 1."
     assert whitenorm_main(["inspect", str(folder)]) == 0
 
 
-def test_handed_data(tmp_path):
-    fit(regress(folder=tmp_path, epochs=1), dataset=torch.randn(60, 4))
+def test_passed_data(tmp_path):
+    fit(build_config(folder=tmp_path, epochs=1), dataset=torch.randn(60, 4))
     with pytest.raises(ValueError, match="expected --dataset"):
         evaluate(Evaluate(tmp_path))
-    inputs, said = load_run_batch(str(tmp_path))
+    inputs, output = load_run_batch(str(tmp_path))
     assert inputs["numbers"].shape == (16, 4)
-    assert "passed to fit" in said
+    assert "passed to fit" in output
 
 
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     args = ["--epochs", "2", "--test-every", "2", "--schedule", "inverse-sqrt", "--warmup-steps", "2"]
     assert main(["train", "regression-wide", *args]) == 0
-    said = capsys.readouterr().out
-    assert "epoch 1/2: train loss " in said
-    assert " rows/s" in said
-    assert "test loss" not in said.splitlines()[0]
-    assert ", test loss " in said.splitlines()[-1]
+    output = capsys.readouterr().out
+    assert "epoch 1/2: train loss " in output
+    assert " rows/s" in output
+    assert "test loss" not in output.splitlines()[0]
+    assert ", test loss " in output.splitlines()[-1]
     folder = Path("runs/regression-wide-16-bn-seed0-epochs2-schedule-inverse-sqrt-warmup-steps2-test-every2")
     assert RunFolder(folder).read_config().hidden == 16
 
 
-def test_two_tasks_in_one_folder(whole):
+def test_another_task_in_the_same_folder_is_an_error(whole_run):
     with pytest.raises(ValueError, match=r"task \(was 'regression', now 'classification'\)"):
-        fit(Train(dataset="digits", net="mlp-8", folder=whole[0], quiet=True))
+        fit(Train(dataset="digits", net="mlp-8", folder=whole_run[0], quiet=True))
 
 
-def test_a_run_of_the_first_version(tmp_path):
-    """Its configuration names no task; nothing of it is touched."""
+def test_run_of_the_first_version_is_an_error(tmp_path):
+    """Its configuration names no task; none of its files change."""
     config = Train(dataset="digits", net="mlp-8", folder=tmp_path, epochs=1, quiet=True)
     fit(config)
     content = {name: value for name, value in config.to_dict().items() if name != "task"}
@@ -149,6 +133,6 @@ def test_a_run_of_the_first_version(tmp_path):
         load(tmp_path)
 
 
-def test_no_such_task():
+def test_unknown_task_is_an_error():
     with pytest.raises(ValueError, match=r"expected one of the tasks classification.* \(got 'cooking'\)"):
         tasks.load_config({"task": "cooking"})

@@ -11,7 +11,6 @@ import whitenorm
 from lab.tests.helpers.text_sets import write_multi30k
 from whitenorm_lab.tasks.translation.batches import Sequences, TextBatches, TokenBatches
 from whitenorm_lab.tasks.translation.config import GwNmt, Translate
-from whitenorm_lab.tasks.translation.scores import TranslationScores
 from whitenorm_lab.tasks.translation.text import Pairs, read_corpus
 from whitenorm_lab.tasks.translation.translator import Translator
 from whitenorm_lab.tasks.translation.vocabulary import BOS, EOS, PAD, Vocabulary
@@ -386,20 +385,3 @@ def test_search_does_not_depend_on_the_batch():
     assert {len(row) for row in together[2:]} != {len(row) for row in together[:2]}
     for sentence, pieces in zip(source, together, strict=True):
         assert search(net, sentence[sentence != PAD].unsqueeze(0), beams=3) == [pieces]
-
-
-def test_scores_are_of_the_whole_set():
-    import sacrebleu
-
-    outputs = ["a man walks on the street", "two dogs play", "the old tree", ""]
-    references = ["a man walks in the street", "two small dogs play", "the old tree stands", "a boy"]
-    scores = TranslationScores("en")
-    for part in (slice(0, 1), slice(1, 4)):
-        scores.update(torch.tensor(4.0), torch.tensor(8), outputs[part], references[part])
-    expected = sacrebleu.corpus_bleu(outputs, [references]).score
-    assert scores.compute() == {"loss": 0.5, "perplexity": pytest.approx(1.6487, rel=1e-4), "bleu": expected}
-    assert 0 < expected < 100
-    # Without translations there is no BLEU.
-    untranslated = TranslationScores("en")
-    untranslated.update(torch.tensor(4.0), torch.tensor(8))
-    assert set(untranslated.compute()) == {"loss", "perplexity"}

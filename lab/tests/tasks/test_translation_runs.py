@@ -1,4 +1,4 @@
-"""Translation runs: learning, resuming to the same bits, several processes, and the files they write."""
+"""Translation runs: learning, resuming to the same bits, several processes, scores, and the files they write."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lab.tests.helpers.text_sets import write_multi30k
 from whitenorm_lab import tasks
 from whitenorm_lab.tasks.translation.config import GwNmt, Translate
-from whitenorm_lab.tasks.translation.scores import bleu_signature
+from whitenorm_lab.tasks.translation.scores import TranslationScores, bleu_signature
 from whitenorm_lab.tasks.translation.translator import Translator
 from whitenorm_lab.tasks.translation.vocabulary import EOS
 from whitenorm_lab.training import fit, load
@@ -188,3 +188,20 @@ def test_preset_states_its_cost():
         net(ids, ids)
     stated = float(re.search(r"Cost: ([\d.]+) PFLOPs", GwNmt.__doc__)[1])
     assert 3 * counter.get_total_flops() * 160_239 * 50 / 1e15 == pytest.approx(stated, rel=0.05)
+
+
+def test_scores_are_of_the_whole_set():
+    import sacrebleu
+
+    outputs = ["a man walks on the street", "two dogs play", "the old tree", ""]
+    references = ["a man walks in the street", "two small dogs play", "the old tree stands", "a boy"]
+    scores = TranslationScores("en")
+    for part in (slice(0, 1), slice(1, 4)):
+        scores.update(torch.tensor(4.0), torch.tensor(8), outputs[part], references[part])
+    expected = sacrebleu.corpus_bleu(outputs, [references]).score
+    assert scores.compute() == {"loss": 0.5, "perplexity": pytest.approx(1.6487, rel=1e-4), "bleu": expected}
+    assert 0 < expected < 100
+    # Without translations there is no BLEU.
+    untranslated = TranslationScores("en")
+    untranslated.update(torch.tensor(4.0), torch.tensor(8))
+    assert set(untranslated.compute()) == {"loss", "perplexity"}

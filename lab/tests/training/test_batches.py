@@ -1,4 +1,4 @@
-"""The data path of training: every image once, crops and flips, and faster than a step."""
+"""Batches of training images: order, shares of processes, augmentation, normalization, and speed."""
 
 import time
 
@@ -11,14 +11,14 @@ from whitenorm_lab.tasks.classification.images import (
     PADDING,
     ImageBatches,
     TrainBatches,
+    compute_normalization,
     crop_and_flip,
-    normalisation,
 )
 from whitenorm_lab.tasks.classification.task import Classification
 from whitenorm_lab.training import Train
 
 
-def test_batches_of_processes_join_to_those_of_one():
+def test_shares_of_processes_form_the_batches_of_one():
     split = data.Split(torch.arange(50, dtype=torch.uint8).view(50, 1, 1, 1), torch.arange(50))
     alone = list(TrainBatches(split, 8, 0, True, lambda: 0))
     assert len(alone) == 6
@@ -43,7 +43,7 @@ def test_every_test_image_counts_once(number):
     assert sorted(seen) == list(range(number))
 
 
-def test_crops_and_flips_are_those_of_one_image_at_a_time():
+def test_crop_and_flip_matches_single_images():
     images = torch.randn(20, 3, 9, 7)
     draws = torch.stack([torch.randint(2 * PADDING + 1, (20,)), torch.randint(9, (20,)), torch.randint(2, (20,))], 1)
     for image, (down, right, flip), actual in zip(images, draws, crop_and_flip(images, draws), strict=True):
@@ -51,33 +51,33 @@ def test_crops_and_flips_are_those_of_one_image_at_a_time():
         assert torch.equal(actual, expected.flip(-1) if flip else expected)
 
 
-def test_normalisation():
+def test_normalization():
     images = torch.randint(256, (500, 2, 3, 3), dtype=torch.uint8)
     values = images.double()
     for kind, dims in (("channel", (0, 2, 3)), ("pixel", (0,))):
-        mean, scale = normalisation(images, kind)
+        mean, scale = compute_normalization(images, kind)
         ours = (values - mean) * scale
         assert ours.mean(dims).abs().max() < 1e-5
         assert (ours.std(dims, correction=0) - 1).abs().max() < 1e-5
-    mean, scale = normalisation(images, "pixel-mean")
+    mean, scale = compute_normalization(images, "pixel-mean")
     assert torch.allclose((values - mean) * scale, (values - values.mean(0)) / 255, atol=1e-6)
-    assert torch.equal(normalisation(torch.zeros(3, 1, 1, 1), "pixel")[1], torch.zeros(1, 1, 1))
+    assert torch.equal(compute_normalization(torch.zeros(3, 1, 1, 1), "pixel")[1], torch.zeros(1, 1, 1))
 
 
-def test_data_path_does_not_limit():
-    """A batch is made in a small share of the time that ResNet-20 takes for it."""
+def test_batches_are_faster_than_steps():
+    """Building a batch takes at most a tenth of ResNet-20's time for a step."""
     images = torch.randint(256, (1000, 3, 32, 32), dtype=torch.uint8)
     split = data.Split(images, torch.randint(10, (1000,)))
     model = nets.build("resnet20", 10)
     task = Classification(Train(augment=True))
-    task.normalise_by(images)
+    task.set_normalization(images)
     batches = iter(TrainBatches(split, 64, 0, True, lambda: 0))
-    making, stepping = [], []
+    batch_seconds, step_seconds = [], []
     for _ in range(4):
         start = time.perf_counter()
         batch = task.prepare_batch(next(batches))
         middle = time.perf_counter()
         F.cross_entropy(model(batch.images), batch.labels).backward()
-        making.append(middle - start)
-        stepping.append(time.perf_counter() - middle)
-    assert min(making) < 0.1 * min(stepping)
+        batch_seconds.append(middle - start)
+        step_seconds.append(time.perf_counter() - middle)
+    assert min(batch_seconds) < 0.1 * min(step_seconds)

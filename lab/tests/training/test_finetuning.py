@@ -1,4 +1,4 @@
-"""Training that begins with trained weights: files, other classes, norms in the place of trained ones."""
+"""Training from trained weights: files, other classes, and norms that replace trained BatchNorms."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def trained(images, tmp_path_factory):
-    """A net whose BatchNorms have seen data, with γ and β of their own, and its file."""
+def net_and_file(images, tmp_path_factory):
+    """A net with running statistics of data and random γ and β, and the file of its weights."""
     net = nets.build("cnn-3", 5, shape=SHAPE, width=8)
     for _ in range(20):
         net(images)
@@ -36,30 +36,30 @@ def trained(images, tmp_path_factory):
     return net.eval(), path
 
 
-def built(path, norm="bn", classes=5, **options):
+def build_net(path, norm="bn", classes=5, **options):
     return nets.build("cnn-3", classes, norm, shape=SHAPE, width=8, weights=str(path), **options).eval()
 
 
 @pytest.mark.parametrize("norm", ["bn", "iternorm", "bw-sigma", "dbn"])
-def test_a_batch_method_keeps_the_function(norm, trained, images):
-    net, path = trained
+def test_batch_methods_keep_the_outputs(norm, net_and_file, images):
+    net, path = net_and_file
     with torch.no_grad():
-        torch.testing.assert_close(built(path, norm)(images), net(images), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(build_net(path, norm)(images), net(images), rtol=1e-3, atol=1e-3)
 
 
-def test_other_classes_get_a_new_head(trained, images):
-    net, path = trained
-    other = built(path, classes=7)
+def test_other_classes_get_a_new_head(net_and_file, images):
+    net, path = net_and_file
+    other = build_net(path, classes=7)
     assert other(images).shape == (40, 7)
     torch.testing.assert_close(other.state_dict()["0.weight"], net.state_dict()["0.weight"])
 
 
 @pytest.mark.parametrize("norm", ["gw", "gn", "ln"])
-def test_matched_norms_keep_the_moments(norm, trained, images):
-    """Of every norm, in a net whose function the norm changes; nearer to it than as they were."""
-    net, path = trained
+def test_matched_norms_keep_the_moments(norm, net_and_file, images):
+    """Each norm gets BatchNorm's moments, and the net's outputs come closer to the original ones."""
+    net, path = net_and_file
     options = {"norm_options": {"num_groups": 4}} if norm != "ln" else {}
-    matched = built(path, norm, images=images, **options)
+    matched = build_net(path, norm, images=images, **options)
     outputs = {}
     hooks = [
         module.register_forward_hook(lambda module, inputs, output: outputs.update({module: output}))
@@ -67,8 +67,8 @@ def test_matched_norms_keep_the_moments(norm, trained, images):
         if isinstance(module, (nn.BatchNorm2d, whitenorm.GroupWhitening, nn.GroupNorm, nn.LayerNorm))
     ]
     with torch.no_grad():
-        expected, found = net(images), matched(images)
-        left = built(path, norm, **options)(images)
+        expected, actual = net(images), matched(images)
+        unmatched = build_net(path, norm, **options)(images)
     for hook in hooks:
         hook.remove()
     assert len(outputs) == 6
@@ -76,11 +76,11 @@ def test_matched_norms_keep_the_moments(norm, trained, images):
     for one, other in zip(values[:3], values[3:], strict=True):
         torch.testing.assert_close(other.mean((0, 2, 3)), one.mean((0, 2, 3)), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(other.std((0, 2, 3)), one.std((0, 2, 3)), rtol=1e-3, atol=1e-3)
-    assert F.mse_loss(found, expected) < F.mse_loss(left, expected)
+    assert F.mse_loss(actual, expected) < F.mse_loss(unmatched, expected)
 
 
-def test_matching_leaves_no_trace_but_the_parameters(trained, images):
-    model = nets.build("cnn-3", 5, shape=SHAPE, width=8, weights=str(trained[1]))
+def test_matching_changes_only_parameters(net_and_file, images):
+    model = nets.build("cnn-3", 5, shape=SHAPE, width=8, weights=str(net_and_file[1]))
     model[1].eval()
     targets = batch_norm_outputs(model, images)
     assert model.training
@@ -92,7 +92,7 @@ def test_matching_leaves_no_trace_but_the_parameters(trained, images):
 
 
 def test_activations_that_are_part_of_a_norm(images):
-    """timm's norms have the ReLU inside."""
+    """timm's norms include the ReLU."""
     pytest.importorskip("timm")
     net = nets.build("timm:tf_efficientnet_lite0", 5, shape=SHAPE).eval()
     targets = batch_norm_outputs(net, images)
@@ -121,17 +121,17 @@ def test_bad_files_are_named(content, message, tmp_path):
     elif content is not None:
         torch.save(content, path)
     with pytest.raises((OSError, ValueError), match=message) as error:
-        built(path)
+        build_net(path)
     assert str(path) in str(error.value)
 
 
-def test_imagenet_is_of_one_net():
+def test_imagenet_weights_are_for_one_net():
     with pytest.raises(ValueError, match="expected the net timm:tf_efficientnet_lite0"):
         nets.build("resnet20", 10, weights="imagenet")
 
 
 def test_training_from_a_file(tmp_path):
-    """By the command; what was trained loads without the file that it began with."""
+    """Train by the command; the run loads without the file of its initial weights."""
     config = {"net": "cnn-2", "width": 8, "dataset": "digits", "resize": 12, "quiet": True}
     first = tmp_path / "first"
     fit(Train(**config, epochs=2, lr=0.05, folder=first))
@@ -148,7 +148,7 @@ def test_training_from_a_file(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 50])
 def test_calibration_by_configuration(number, tmp_path):
-    """γ and β after a step that changes nothing: as in the file, or matched."""
+    """After a step with learning rate 0, γ and β are those of the file, or matched."""
     config = {"net": "cnn-2", "width": 8, "dataset": "digits", "quiet": True, "lr": 0.0, "steps": 1}
     fit(Train(**config, folder=tmp_path / "first"))
     start = tmp_path / "first" / "weights.pt"
@@ -159,13 +159,13 @@ def test_calibration_by_configuration(number, tmp_path):
     assert torch.equal(before["1.weight"], after["1.weight"]) == (number == 0)
 
 
-def test_bw_sigma_is_by_zca_with_weights():
-    """Five steps of Newton do not give the identity's population back exactly."""
+def test_bw_sigma_uses_zca_with_weights():
+    """Five Newton steps would change the outputs of a trained BatchNorm."""
     assert Train(norm="bw-sigma").norm_options() == {"solver": "newton"}
     assert Train(norm="bw-sigma", weights="imagenet").norm_options() == {}
     assert Train(norm="bw-sigma", weights="imagenet", solver="newton").norm_options() == {"solver": "newton"}
 
 
-def test_resize_is_for_sets_in_memory():
+def test_resize_is_only_for_data_sets_in_memory():
     with pytest.raises(ValueError, match="expected --image-size for an image folder"):
         Train(dataset="imagefolder:x", resize=96)

@@ -1,4 +1,4 @@
-"""Runs that are killed go on to the same bits; a folder belongs to one of them; damage is seen."""
+"""Killed runs resume to the same bits, a folder belongs to one run, and damage is detected."""
 
 import errno
 import json
@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lab.tests.helpers import torture
-from lab.tests.helpers.torture import CASES, options_of, same, train
+from lab.tests.helpers.runs import Stop
+from lab.tests.helpers.torture import CASES, build_options, is_same_run, train
 from whitenorm_lab import checksum
 from whitenorm_lab.cli import main
 from whitenorm_lab.training import Train, fit, load, lock
@@ -27,68 +28,68 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wholes(images, tmp_path_factory):
-    """Runs that nothing stopped, made when they are asked for."""
-    made, folder = {}, tmp_path_factory.mktemp("wholes")
+def get_whole_run(images, tmp_path_factory):
+    """Return a function that trains an uninterrupted run of each case once, and returns its folder."""
+    folders, root = {}, tmp_path_factory.mktemp("whole")
 
-    def whole(case):
-        if case not in made:
-            made[case] = folder / case
-            code, said = train(options_of(case, images, made[case]))
-            assert code == 0, said
-        return made[case]
+    def get(case):
+        if case not in folders:
+            folders[case] = root / case
+            code, output = train(build_options(case, images, folders[case]))
+            assert code == 0, output
+        return folders[case]
 
-    return whole
+    return get
 
 
-# In the middle of an epoch, and after the first step of another.
+# Killed in the middle of an epoch, and after the first step of another.
 @pytest.mark.parametrize("case", CASES)
-def test_killed(case, images, wholes, tmp_path):
-    options = options_of(case, images, tmp_path / "run")
+def test_killed_run_resumes_to_the_same_bits(case, images, get_whole_run, tmp_path):
+    options = build_options(case, images, tmp_path / "run")
     for step in (4, 7):
-        code, said = train(options, step)
-        assert code == -signal.SIGKILL, said
-    code, said = train(options)
-    assert code == 0, said
-    assert same(tmp_path / "run", wholes(case))
+        code, output = train(options, step)
+        assert code == -signal.SIGKILL, output
+    code, output = train(options)
+    assert code == 0, output
+    assert is_same_run(tmp_path / "run", get_whole_run(case))
 
 
 @pytest.mark.parametrize("case", ["steps", "steps and test-every", "plain"])
-def test_killed_after_the_last_step(case, images, wholes, tmp_path):
-    options = options_of(case, images, tmp_path / "run")
+def test_run_killed_after_the_last_step_finishes(case, images, get_whole_run, tmp_path):
+    options = build_options(case, images, tmp_path / "run")
     assert train(options)[0] == 0
     for name in ("outcome.json", "weights.pt"):
         (tmp_path / "run" / name).unlink()
     assert train(options)[0] == 0
-    assert same(tmp_path / "run", wholes(case))
+    assert is_same_run(tmp_path / "run", get_whole_run(case))
 
 
-def test_workers_do_not_change_the_numbers(images, wholes, tmp_path):
-    options = options_of("folder", images, tmp_path / "run")
+def test_workers_do_not_change_the_numbers(images, get_whole_run, tmp_path):
+    options = build_options("folder", images, tmp_path / "run")
     assert train({**options, "workers": 2})[0] == 0
-    assert same(tmp_path / "run", wholes("folder"))
+    assert is_same_run(tmp_path / "run", get_whole_run("folder"))
 
 
 @pytest.fixture(scope="module")
-def killed(images, tmp_path_factory):
-    """A run that was killed before its eighth step, with two checkpoints."""
+def run_after_kill(images, tmp_path_factory):
+    """Folder of a run that was killed before its eighth step, with two checkpoints."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    assert train(options_of("plain", images, folder), 7)[0] == -signal.SIGKILL
+    assert train(build_options("plain", images, folder), 7)[0] == -signal.SIGKILL
     return folder
 
 
 @pytest.fixture
-def stopped(images, wholes, killed, tmp_path):
-    """Options and folder of a copy of it, and the run that nothing stopped."""
-    folder = shutil.copytree(killed, tmp_path / "run")
-    return options_of("plain", images, folder), folder, wholes("plain")
+def run_copy(images, get_whole_run, run_after_kill, tmp_path):
+    """Options and folder of a copy of the killed run, and the folder of an uninterrupted run."""
+    folder = shutil.copytree(run_after_kill, tmp_path / "run")
+    return build_options("plain", images, folder), folder, get_whole_run("plain")
 
 
 FOREIGN = {
     "empty": lambda content: {},
     "a list": lambda content: [1],
     "without scheduler": lambda content: {k: v for k, v in content.items() if k != "lr_schedulers"},
-    "without ours": lambda content: {**content, "whitenorm": None},
+    "without our entry": lambda content: {**content, "whitenorm": None},
     "more history": lambda content: {
         **content,
         "whitenorm": {**content["whitenorm"], "history": content["whitenorm"]["history"] * 2},
@@ -99,21 +100,21 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_foreign_checkpoints_are_set_aside(kind, stopped, capsys):
-    options, folder, _ = stopped
+def test_foreign_checkpoints_are_set_aside(kind, run_copy, capsys):
+    options, folder, _ = run_copy
     newest = list_checkpoints(folder / "checkpoints")[-1]
     content = FOREIGN[kind](torch.load(newest, weights_only=True))
     newest.write_bytes(checksum.to_archive(content))
     fit(Train(**options))
-    said = capsys.readouterr().out
-    assert f"{newest} is not used: it" in said
-    assert "step-000000006.ckpt" in said.split("Resuming from")[1].splitlines()[0]
+    output = capsys.readouterr().out
+    assert f"{newest} is not used: it" in output
+    assert "step-000000006.ckpt" in output.split("Resuming from")[1].splitlines()[0]
     assert newest.with_name(f"{newest.name}.damaged1").exists()
 
 
-def test_flipped_bytes_are_seen(stopped):
-    """In any place of a checkpoint, and of the files that say what a run is and gave."""
-    _, folder, whole = stopped
+def test_flipped_bits_are_detected(run_copy):
+    """Anywhere in a checkpoint, the weights, the configuration and the result."""
+    _, folder, whole = run_copy
     draw = random.Random(0)
     for path, read in [
         (list_checkpoints(folder / "checkpoints")[-1], checksum.read_archive),
@@ -121,50 +122,49 @@ def test_flipped_bytes_are_seen(stopped):
         (whole / "config.json", lambda path: checksum.verify_checksum(json.loads(path.read_bytes()))),
         (whole / "outcome.json", lambda path: checksum.verify_checksum(json.loads(path.read_bytes()))),
     ]:
-        content, spoilt = path.read_bytes(), folder / "spoilt"
+        content, damaged = path.read_bytes(), folder / "damaged"
         read(path)
         for _ in range(40):
             changed = bytearray(content)
             changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
             if path.suffix == ".json" and changed.split() == content.split():
                 continue
-            spoilt.write_bytes(changed)
+            damaged.write_bytes(changed)
             try:
-                found = read(spoilt)
+                result = read(damaged)
             except ValueError:
                 continue
-            assert path.suffix == ".json", "an archive that was changed was read"
-            assert found == read(path), "what was changed was not whitespace"
+            assert path.suffix == ".json", "a changed archive was read"
+            assert result == read(path), "the change was not in whitespace"
 
 
-def test_no_checkpoint_is_left(stopped):
-    options, folder, whole = stopped
+def test_starts_again_without_an_intact_checkpoint(run_copy):
+    options, folder, whole = run_copy
     for path in list_checkpoints(folder / "checkpoints"):
         path.write_bytes(b"{}")
-    code, said = train(options)
-    assert code == 0, said
-    assert "There is no earlier checkpoint; training starts from the beginning." in said
-    assert same(folder, whole)
+    code, output = train(options)
+    assert code == 0, output
+    assert "There is no earlier checkpoint; training starts from the beginning." in output
+    assert is_same_run(folder, whole)
 
 
 @pytest.mark.parametrize("name", ["config.json", "outcome.json", "weights.pt"])
-def test_damaged_results_are_made_again(name, stopped):
-    options, folder, whole = stopped
+def test_damaged_results_are_written_again(name, run_copy):
+    options, folder, whole = run_copy
     assert train(options)[0] == 0
     (folder / name).write_bytes(b"{}")
     if name != "outcome.json":
         with pytest.raises(OSError, match=r"expected .* as whitenorm-lab train writes it"):
             load(folder)
-    code, said = train(options)
-    assert code == 0, said
+    code, output = train(options)
+    assert code == 0, output
     if name != "config.json":
-        assert f"It is renamed to {name}.damaged1." in said
-    assert same(folder, whole)
+        assert f"It is renamed to {name}.damaged1." in output
+    assert is_same_run(folder, whole)
 
 
-def test_another_configuration_whose_record_is_damaged(stopped):
-    """Its checkpoints say whose they are."""
-    options, folder, _ = stopped
+def test_checkpoints_identify_the_configuration_if_its_file_is_damaged(run_copy):
+    options, folder, _ = run_copy
     (folder / "config.json").write_bytes(b"")
     before = list_checkpoints(folder / "checkpoints")
     with pytest.raises(ValueError, match=r"expected the configuration .*lr \(was 0.1, now 0.2\)"):
@@ -172,7 +172,7 @@ def test_another_configuration_whose_record_is_damaged(stopped):
     assert list_checkpoints(folder / "checkpoints") == before
 
 
-def test_a_record_that_is_nested_too_deeply(tmp_path):
+def test_deeply_nested_json_is_an_error(tmp_path):
     (tmp_path / "outcome.json").write_bytes(b"[" * 10**5)
     with pytest.raises(OSError, match=r"damaged or foreign file: it is nested too deeply\)"):
         RunFolder(tmp_path).read_result()
@@ -184,7 +184,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
         assert main(args) == 1
     assert f"(got a run in it: process {os.getpid()} on " in capsys.readouterr().err
     (tmp_path / "lock").write_text("process 1 on here")
-    assert main(args) == 0, "a lock that nobody holds"
+    assert main(args) == 0, "a lock file that no process holds"
     assert not (tmp_path / "lock").exists()
 
 
@@ -193,28 +193,28 @@ def enter(folder):
         pass
 
 
-def enters(folder):
-    """Whether another process gets into a folder."""
+def can_enter(folder):
+    """Return whether another process can lock a folder."""
     process = torture._CONTEXT.Process(target=enter, args=(folder,))
     process.start()
     process.join(60)
     return process.exitcode == 0
 
 
-def test_a_second_attempt_does_not_give_up_the_lock(tmp_path):
-    """Nor does reading the file, which closes a descriptor of it."""
+def test_second_attempt_does_not_release_the_lock(tmp_path):
+    """Reading the lock file, which closes a descriptor of it, does not release the lock either."""
     with lock_folder(tmp_path):
         for _ in range(2):
             with pytest.raises(OSError, match=f"got a run in it: process {os.getpid()} on"):
                 enter(tmp_path)
-            assert not enters(tmp_path)
+            assert not can_enter(tmp_path)
         assert str(os.getpid()) in (tmp_path / "lock").read_text()
-        assert not enters(tmp_path)
-    assert enters(tmp_path)
+        assert not can_enter(tmp_path)
+    assert can_enter(tmp_path)
 
 
 def fork_and_die(folder, pipe):
-    """Hold a folder, fork a process that stays, and be killed."""
+    """Lock a folder, fork a process that sleeps, and kill this one."""
     with lock_folder(folder):
         child = os.fork()
         if child == 0:
@@ -224,7 +224,7 @@ def fork_and_die(folder, pipe):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_what_a_process_forks_does_not_hold_its_folder(tmp_path):
+def test_forked_process_does_not_hold_the_lock(tmp_path):
     ours, theirs = torture._CONTEXT.Pipe()
     process = torture._CONTEXT.Process(target=fork_and_die, args=(tmp_path, theirs))
     process.start()
@@ -232,14 +232,14 @@ def test_what_a_process_forks_does_not_hold_its_folder(tmp_path):
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
     try:
-        assert enters(tmp_path)
+        assert can_enter(tmp_path)
     finally:
-        # It still ran.
+        # It was still running.
         os.kill(child, signal.SIGKILL)
 
 
 def fork_and_leave(folder):
-    """Hold a folder, let a forked process leave the block, and fail unless the folder is still held."""
+    """Lock a folder, let a forked process leave the block, and check that the folder is still locked."""
     with lock_folder(folder):
         child = os.fork()
         if child == 0:
@@ -249,15 +249,15 @@ def fork_and_leave(folder):
             enter(folder)
 
 
-def test_a_forked_process_does_not_give_up_the_lock(tmp_path):
+def test_forked_process_does_not_release_the_lock(tmp_path):
     process = torture._CONTEXT.Process(target=fork_and_leave, args=(tmp_path,))
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    assert enters(tmp_path)
+    assert can_enter(tmp_path)
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -266,27 +266,19 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         enter(tmp_path)
 
 
-def test_a_folder_without_a_checkpoint_is_nobodys(tmp_path):
+def test_folder_without_a_checkpoint_can_be_reused(tmp_path):
     options = {"dataset": "digits", "epochs": 1, "quiet": True, "folder": tmp_path}
     with pytest.raises(InterruptedError):
-        fit(Train(**options, net="mlp-8"), callbacks=[Stop()])
+        fit(Train(**options, net="mlp-8"), callbacks=[Stop(0)])
     assert (tmp_path / "config.json").exists()
     assert fit(Train(**options, net="mlp-16")).config["net"] == "mlp-16"
     with pytest.raises(ValueError, match="expected the configuration"):
         fit(Train(**options, net="mlp-8"))
 
 
-class Stop(torture.Callback):
-    """Fails at the start."""
-
-    def on_train_batch_start(self, trainer, module, batch, i):
-        raise InterruptedError
-
-
-def test_another_process_holds_the_folder(tmp_path):
-    """And what it started to read images does not hold it when it is gone."""
+def test_folder_locked_by_another_process_is_an_error(tmp_path):
     options = {**torture.PLAIN, "folder": tmp_path, "quiet": True}
     with lock_folder(tmp_path):
-        code, said = train(options)
+        code, output = train(options)
     assert code == 1
-    assert f"(got a run in it: process {os.getpid()} on " in said
+    assert f"(got a run in it: process {os.getpid()} on " in output

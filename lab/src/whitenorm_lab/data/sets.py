@@ -1,4 +1,4 @@
-"""The sets: where each lies under the data root, how it is read, and where it comes from."""
+"""Image data sets by name: their folders under the data root, their readers, and their origins."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from whitenorm_lab.digits import Split
 
 ROOT_VARIABLE = "WHITENORM_DATA"
 """The environment variable that names the data root."""
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Statistics of ImageNet's training images in [0, 1], which most trained networks normalize their inputs by."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A set in memory, images as bytes. Where there is no official test split, all images are in ``train``."""
+    """A data set in memory, images as bytes. Without an official test split, all images are in ``train``."""
 
     name: str
     train: Split
@@ -34,18 +37,18 @@ class Dataset:
             if len(split.images) != len(split.labels):
                 raise OSError(
                     f"expected a label for every image of {self.name} (got {len(split.labels)} labels for "
-                    f"{len(split.images)} images); get the files again"
+                    f"{len(split.images)} images); download the files again"
                 )
             if len(split.labels) and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < self.classes:
                 raise OSError(
                     f"expected labels of {self.name} from 0 to {self.classes - 1} (got "
-                    f"{int(split.labels.min())} to {int(split.labels.max())}); it is another set"
+                    f"{int(split.labels.min())} to {int(split.labels.max())}); it is another data set"
                 )
 
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """How a set is read, the folders under the root of which it needs one, and where it comes from."""
+    """Readers of a data set by folder under the data root, any one of which suffices, and the set's origin."""
 
     folders: dict[str, Callable[[Path], tuple[Split, Split]]]
     classes: int
@@ -53,14 +56,14 @@ class DatasetReader:
 
 
 def root_folder(root: Path | None) -> Path | None:
-    """Return the given data root, or that of the environment, where an empty variable counts as unset."""
-    if root is None and (named := os.environ.get(ROOT_VARIABLE)):
-        return Path(named)
+    """Return the given data root, or ``$WHITENORM_DATA``; an empty variable counts as unset."""
+    if root is None and (folder := os.environ.get(ROOT_VARIABLE)):
+        return Path(folder)
     return root
 
 
 def load(name: str, root: Path | None = None) -> Dataset:
-    """A set by name, from the data root (by default ``$WHITENORM_DATA``).
+    """Load a data set by name from the data root (by default ``$WHITENORM_DATA``).
 
     Example::
 
@@ -74,140 +77,140 @@ def load(name: str, root: Path | None = None) -> Dataset:
         raise ValueError(f"expected a data set of {', '.join(['digits', *SETS])} (got {name!r})")
     reader, root = SETS[name], root_folder(root)
     if root is None:
-        raise OSError(f"{name} needs a data root: pass --data or set ${ROOT_VARIABLE}. {_help(reader)}")
+        raise OSError(f"{name} needs a data root: pass --data or set ${ROOT_VARIABLE}. {_describe_layout(reader)}")
     for folder, read in reader.folders.items():
         if (root / folder).is_dir():
             try:
                 return Dataset(name, *read(root / folder), reader.classes)
             except FileNotFoundError as error:
-                raise OSError(f"{name}: {error.filename} is missing. {_help(reader)}") from error
-    raise OSError(f"{name} is not under {root}. {_help(reader)}")
+                raise OSError(f"{name}: {error.filename} is missing. {_describe_layout(reader)}") from error
+    raise OSError(f"{name} is not under {root}. {_describe_layout(reader)}")
 
 
-def _help(reader: DatasetReader) -> str:
+def _describe_layout(reader: DatasetReader) -> str:
     return f"Expected under the root: {' or '.join(reader.folders)}. {reader.origin}"
 
 
-# In a split of MNIST and Fashion-MNIST.
+# In the training split of MNIST and of Fashion-MNIST.
 _MNIST_IMAGES = 60_000
-# Bytes of all arrays of a set of faces: the larger one has 12 million pixels, of up to eight bytes.
-_LARGEST_FACES = 2**27
+# Limit on the bytes of a face data set; the larger one has 12 million pixels of up to eight bytes.
+_MAX_FACES_BYTES = 2**27
 
 
-def _mnist(folder: Path) -> tuple[Split, Split]:
-    def split(prefix: str) -> Split:
-        images = files.idx(folder / f"{prefix}-images-idx3-ubyte", (28, 28), _MNIST_IMAGES)
-        labels = files.idx(folder / f"{prefix}-labels-idx1-ubyte", (), _MNIST_IMAGES)
+def _read_mnist(folder: Path) -> tuple[Split, Split]:
+    def read_split(prefix: str) -> Split:
+        images = files.read_idx(folder / f"{prefix}-images-idx3-ubyte", (28, 28), _MNIST_IMAGES)
+        labels = files.read_idx(folder / f"{prefix}-labels-idx1-ubyte", (), _MNIST_IMAGES)
         return Split(images.unsqueeze(1), labels.long())
 
-    return split("train"), split("t10k")
+    return read_split("train"), read_split("t10k")
 
 
-def _cifar_binary(train: list[str], test: str, count: int, label_bytes: int) -> Callable[[Path], tuple[Split, Split]]:
-    """Records of label bytes, of which the last is the class, and 3,072 of pixels."""
+def _read_cifar_binary(folder: Path, train: list[str], test: str, count: int, label_bytes: int) -> tuple[Split, Split]:
+    """Read records of label bytes, the last of which is the class, and 3,072 bytes of pixels."""
 
-    def split(folder: Path, names: list[str]) -> Split:
-        width = label_bytes + 3072
-        records = torch.cat([files.rows(folder / name, width, count if name != test else 10000) for name in names])
+    def read_split(names: list[str], count: int) -> Split:
+        records = torch.cat([files.read_records(folder / name, label_bytes + 3072, count) for name in names])
         return Split(records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1].long())
 
-    return lambda folder: (split(folder, train), split(folder, [test]))
+    return read_split(train, count), read_split([test], 10000)
 
 
-def _cifar_python(train: list[str], test: str, labels: bytes) -> Callable[[Path], tuple[Split, Split]]:
-    def split(folder: Path, names: list[str]) -> Split:
-        batches = [_cifar_batch(folder / name, labels) for name in names]
-        images, numbers = (torch.from_numpy(np.concatenate(part)) for part in zip(*batches, strict=True))
-        return Split(images.view(-1, 3, 32, 32), numbers)
+def _read_cifar_python(folder: Path, dataset: str, labels: bytes) -> tuple[Split, Split]:
+    """Read the pickled batches, after a check of the MD5 checksums that torchvision lists."""
+    # Imported here, because torchvision takes a second.
+    from torchvision import datasets
 
-    return lambda folder: (split(folder, train), split(folder, [test]))
+    def read_split(checksums: list[list[str]]) -> Split:
+        batches = [files.read_pickle(folder / name, md5) for name, md5 in checksums]
+        images = torch.from_numpy(np.concatenate([batch[b"data"] for batch in batches]))
+        return Split(images.view(-1, 3, 32, 32), torch.tensor([label for batch in batches for label in batch[labels]]))
 
-
-def _cifar_batch(path: Path, labels: bytes) -> tuple[Any, Any]:
-    """Rows of bytes, and as many labels."""
-    batch = files.pickled(path)
-    rows, numbers = batch.get(b"data"), batch.get(labels)
-    rows_fit = isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.shape[1:] == (3072,)
-    numbers_fit = isinstance(numbers, list) and all(type(number) is int and 0 <= number < 100 for number in numbers)
-    if rows is None or numbers is None or not rows_fit or not numbers_fit or len(rows) != len(numbers):
-        raise files.broken(path, f"a batch with rows of 3,072 bytes in data, and a label for each in {labels.decode()}")
-    return rows, np.array(numbers, np.int64)
+    official = getattr(datasets, dataset)
+    return read_split(official.train_list), read_split(official.test_list)
 
 
-def _faces(path: Path, kind: str, read: Callable[[Path], tuple[Any, Any]]) -> tuple[Split, Split]:
-    """Grey faces of 32×32 with the people numbered from 0 in the order of their labels; no test split."""
+def _read_faces(path: Path, expected: str, read: Callable[[Path], tuple[Any, Any]]) -> tuple[Split, Split]:
+    """Read grey faces of 32×32 pixels; people are numbered from 0 in the order of their labels. No test split."""
     try:
         images, labels = read(path)
         pixels = torch.from_numpy(np.array(images, np.uint8, order="C")).view(-1, 1, 32, 32)
     except FileNotFoundError:
         raise
     except Exception as error:
-        # NumPy raises anything on bytes that are not its own.
-        raise files.broken(path, f"{kind} (got {type(error).__name__}: {error})") from error
+        # NumPy raises errors of any type on damaged files.
+        raise files.invalid_file_error(path, f"{expected} (got {type(error).__name__}: {error})") from error
     _, people = np.unique(np.ravel(labels), return_inverse=True)
-    whole = Split(pixels, torch.from_numpy(people).long())
-    return whole, Split(whole.images[:0], whole.labels[:0])
+    train = Split(pixels, torch.from_numpy(people).long())
+    return train, Split(train.images[:0], train.labels[:0])
 
 
-def _yaleb(folder: Path) -> tuple[Split, Split]:
+def _read_yaleb(folder: Path) -> tuple[Split, Split]:
     def read(path: Path) -> tuple[Any, Any]:
-        content = mat.arrays(files.read(path, _LARGEST_FACES), _LARGEST_FACES)
-        return content["fea"], content["gnd"]
+        arrays = mat.read_arrays(files.read_bytes(path, _MAX_FACES_BYTES), _MAX_FACES_BYTES)
+        return arrays["fea"], arrays["gnd"]
 
-    return _faces(folder / "YaleB_32x32.mat", "a MATLAB file with fea and gnd", read)
+    return _read_faces(folder / "YaleB_32x32.mat", "a MATLAB file with fea and gnd", read)
 
 
-def _pie(folder: Path) -> tuple[Split, Split]:
+def _read_pie(folder: Path) -> tuple[Split, Split]:
     def read(path: Path) -> tuple[Any, Any]:
         with zipfile.ZipFile(path) as archive:
-            # What is read of an array ends where the archive's directory says.
+            # zipfile decompresses no more of a member than the size in the archive's directory.
             size = sum(member.file_size for member in archive.infolist())
-        if size > _LARGEST_FACES:
-            raise ValueError(f"it promises {size:,} bytes, where {_LARGEST_FACES:,} are the most")
+        if size > _MAX_FACES_BYTES:
+            raise ValueError(f"its arrays have {size:,} bytes, more than the {_MAX_FACES_BYTES:,} allowed")
         with np.load(path) as content:
             return content["X"], content["y"]
 
-    return _faces(folder / "pie_32x32.npz", "a NumPy archive with X and y", read)
+    return _read_faces(folder / "pie_32x32.npz", "a NumPy archive with X and y", read)
 
 
 _CIFAR = "From https://www.cs.toronto.edu/~kriz/cifar.html, the binary or the python version, unpacked."
-_BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
 SETS: dict[str, DatasetReader] = {
     "mnist": DatasetReader(
-        {"MNIST/raw": _mnist}, 10, "torchvision.datasets.MNIST(root, download=True) lays it out; plain or gzipped."
+        {"MNIST/raw": _read_mnist}, 10, "torchvision.datasets.MNIST(root, download=True) creates it; plain or gzipped."
     ),
     "fashion-mnist": DatasetReader(
-        {"FashionMNIST/raw": _mnist, "fashion-mnist": _mnist},
+        {"FashionMNIST/raw": _read_mnist, "fashion-mnist": _read_mnist},
         10,
-        "torchvision.datasets.FashionMNIST(root, download=True) lays it out; Debian's package "
+        "torchvision.datasets.FashionMNIST(root, download=True) creates it; Debian's package "
         "dataset-fashion-mnist has it under /usr/share/datasets.",
     ),
     "cifar10": DatasetReader(
         {
-            "cifar-10-batches-bin": _cifar_binary([f"{name}.bin" for name in _BATCHES], "test_batch.bin", 10000, 1),
-            "cifar-10-batches-py": _cifar_python(_BATCHES, "test_batch", b"labels"),
+            "cifar-10-batches-bin": partial(
+                _read_cifar_binary,
+                train=[f"data_batch_{i}.bin" for i in range(1, 6)],
+                test="test_batch.bin",
+                count=10000,
+                label_bytes=1,
+            ),
+            "cifar-10-batches-py": partial(_read_cifar_python, dataset="CIFAR10", labels=b"labels"),
         },
         10,
         _CIFAR,
     ),
     "cifar100": DatasetReader(
         {
-            "cifar-100-binary": _cifar_binary(["train.bin"], "test.bin", 50000, 2),
-            "cifar-100-python": _cifar_python(["train"], "test", b"fine_labels"),
+            "cifar-100-binary": partial(
+                _read_cifar_binary, train=["train.bin"], test="test.bin", count=50000, label_bytes=2
+            ),
+            "cifar-100-python": partial(_read_cifar_python, dataset="CIFAR100", labels=b"fine_labels"),
         },
         100,
         _CIFAR,
     ),
     "yaleb": DatasetReader(
-        {"yaleb": _yaleb},
+        {"yaleb": _read_yaleb},
         38,
         "YaleB_32x32.mat (2,414 images) of Deng Cai's face sets, http://www.cad.zju.edu.cn/home/dengcai.",
     ),
     "pie": DatasetReader(
-        {"pie": _pie},
+        {"pie": _read_pie},
         68,
         "The 11,554 images of 68 people of Deng Cai's face sets, http://www.cad.zju.edu.cn/home/dengcai, as "
         "pie_32x32.npz with X (11554, 32, 32) of bytes and y.",
     ),
 }
-"""The sets that :func:`load` reads, by name: where each lies under the data root, and where it comes from."""
+"""The data sets of :func:`load` by name, with their folders under the data root and their origins."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 
-def seeded_generator(*key: int | str) -> torch.Generator:
+def build_generator(*key: int | str) -> torch.Generator:
     """Return a generator seeded by a key such as (seed, epoch, step).
 
     Example::
 
-        >>> a, b = seeded_generator(0, 1), seeded_generator(0, 1)
+        >>> a, b = build_generator(0, 1), build_generator(0, 1)
         >>> torch.equal(torch.randperm(5, generator=a), torch.randperm(5, generator=b))
         True
     """
@@ -102,7 +102,7 @@ def shuffle_into_batches(rows: Tensor, batch_size: int, *key: int | str) -> list
         >>> [len(batch) for batch in shuffle_into_batches(torch.arange(10), 4, 0, 1)]
         [4, 4]
     """
-    order = rows[torch.randperm(len(rows), generator=seeded_generator(*key))]
+    order = rows[torch.randperm(len(rows), generator=build_generator(*key))]
     return list(order.split(batch_size)[: len(rows) // batch_size])
 
 
@@ -131,5 +131,5 @@ def draw_calibration_rows(num_examples: int, wanted: int, seed: int, world: int 
         >>> len(draw_calibration_rows(5, 100, seed=0, world=2))
         4
     """
-    rows = torch.randperm(num_examples, generator=seeded_generator(seed, "recalibrate"))[:wanted]
+    rows = torch.randperm(num_examples, generator=build_generator(seed, "recalibrate"))[:wanted]
     return rows[: len(rows) // world * world]

@@ -21,7 +21,7 @@ class Evaluate:
     data: Path | None = None
     """Root folder of the data sets; by default the run's own."""
     test_images: int | None = None
-    """Test on the first so many images; by default as many as the run."""
+    """Test on this many images, from the first; by default as many as the run."""
     batch_size: int | None = None
     """Examples per batch; by default the run's own."""
     recalibrate: int | None = None

@@ -1,4 +1,4 @@
-"""Data loaders of a run: their collection, and a resumable loader of files."""
+"""Data loaders of a run: their collection, and resumable loaders of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from whitenorm_lab.training.batches import seeded_generator, shuffle_into_batches, split_in_order
+from whitenorm_lab.training.batches import (
+    build_generator,
+    check_batch_size,
+    draw_calibration_rows,
+    shuffle_into_batches,
+    split_in_order,
+)
 from whitenorm_lab.training.config import RunConfig
 
 
@@ -111,6 +117,57 @@ class FileLoader:
         """Do nothing: the global step is the whole state."""
 
 
+class FileLoaders:
+    """Builds the file loaders of one process, and closes them together.
+
+    Args:
+        config: the run's configuration.
+        train_indices: indices of the training examples.
+        step: returns the global step.
+        rank: index of the process.
+        world: number of processes.
+        collate: builds a batch from a list of examples; stacks them by default.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        train_indices: Tensor,
+        step: Callable[[], int],
+        rank: int,
+        world: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self.config, self.train_indices, self.step, self.collate = config, train_indices, step, collate
+        self.rank, self.world = rank, world
+        self.batch_size = check_batch_size(config.batch_size, len(train_indices), world)
+        self._loaders: list[FileLoader] = []
+
+    def build_train(self, examples: Examples) -> FileLoader:
+        """Build the loader of training batches, in a new order in every epoch."""
+        sampler = TrainSampler(self.train_indices, self.batch_size, self.config.seed, self.step, self.rank, self.world)
+        return self._build(examples, sampler)
+
+    def build_test(self, examples: Examples, indices: Tensor, batch_size: int | None = None) -> FileLoader:
+        """Build a loader of examples in order, by default in batches of the training batch size."""
+        per_process = max(1, (batch_size or self.batch_size) // self.world)
+        return self._build(examples, build_test_sampler(indices, per_process, self.rank, self.world))
+
+    def build_calibration(self, examples: Examples, count: int) -> FileLoader:
+        """Build a loader of this many training examples for population statistics."""
+        rows = draw_calibration_rows(len(self.train_indices), count, self.config.seed, self.world)
+        return self.build_test(examples, self.train_indices[rows])
+
+    def _build(self, examples: Examples, batch_sampler: Any) -> FileLoader:
+        self._loaders.append(FileLoader(examples, batch_sampler, self.config, self.collate))
+        return self._loaders[-1]
+
+    def close(self) -> None:
+        """End the workers of all loaders."""
+        for loader in self._loaders:
+            loader.close()
+
+
 class TrainSampler:
     """Batches of (epoch, index) of the current epoch, from the global step on; each process gets its share of each."""
 
@@ -153,5 +210,5 @@ class _SeededExamples(Dataset[Any]):
         epoch, i = key
         with torch.random.fork_rng(devices=[]):
             # torch.manual_seed would also seed the GPUs.
-            torch.default_generator.manual_seed(seeded_generator(self.seed, epoch, i).initial_seed())
+            torch.default_generator.manual_seed(build_generator(self.seed, epoch, i).initial_seed())
             return self.examples[i]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whitenorm.layers import unchanged_buffers
 from whitenorm_lab.training import norm_statistics
-from whitenorm_lab.training.optimization import build_optimizer, lr_factor
+from whitenorm_lab.training.optimization import build_optimizer, compute_lr_factor
 from whitenorm_lab.training.result import DivergenceError, Epoch
 from whitenorm_lab.training.task import Task
 
@@ -94,7 +94,7 @@ class TrainingModule(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.config, self.task.parameter_groups(self.model))
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: lr_factor(self.config, step, self.steps_per_epoch, self.total_steps)
+            optimizer, lambda step: compute_lr_factor(self.config, step, self.steps_per_epoch, self.total_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

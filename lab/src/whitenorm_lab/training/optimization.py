@@ -23,13 +23,13 @@ def build_optimizer(config: RunConfig, groups: Iterable[Any]) -> Optimizer:
     return torch.optim.SGD(groups, lr, config.momentum, weight_decay=decay, nesterov=config.nesterov)
 
 
-def lr_factor(config: RunConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
+def compute_lr_factor(config: RunConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """Return the factor of the initial learning rate at a step, counted from 0.
 
     Example::
 
         >>> config = RunConfig(schedule="step", milestones=(80, 120), factor=0.5)
-        >>> [lr_factor(config, epoch * 10, 10, 1600) for epoch in (0, 79, 80, 120)]
+        >>> [compute_lr_factor(config, epoch * 10, 10, 1600) for epoch in (0, 79, 80, 120)]
         [1.0, 1.0, 0.5, 0.25]
     """
     warmup = config.warmup * steps_per_epoch + config.warmup_steps

@@ -25,7 +25,7 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.overheads import bars, one_legend
 from whitenorm_lab.published import GFLOPS_713
-from whitenorm_lab.tasks.segmentation.heads import fcn_head
+from whitenorm_lab.tasks.segmentation.net import build_fcn_head
 
 _KINDS = ("BW", "SW^a", "SW^b")
 _CLASSES = 19
@@ -47,7 +47,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 def _net(model: str) -> nn.Module:
     """ResNet-50 as segmentation uses it, with a head for its classifier."""
     net = costs.make("resnet50-dilated", _CLASSES, costs.RESNET50.get(model, costs.Choice()))
-    return nn.Sequential(*list(net.children())[:-2], fcn_head(2048, _CLASSES))
+    return nn.Sequential(*list(net.children())[:-2], build_fcn_head(2048, _CLASSES))
 
 
 def _added(results: Results) -> dict[str, float]:

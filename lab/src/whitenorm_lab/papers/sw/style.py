@@ -106,42 +106,42 @@ def _curves(outcome: TrainingResult, epochs: int) -> dict[str, Any]:
 
 def _originals(config: Style, settings: Settings) -> list[str]:
     """The style, and the images that are shown: with the results once, as all norms have the same."""
-    from whitenorm_lab.tasks.style.pictures import Squares, picture
+    from whitenorm_lab.tasks.style.images import SquareCrops, to_pil
 
     assert config.style is not None
-    style = Squares([config.style], config.image_size, config.image_size, draw=False)[0]
-    return [_packed(picture(one)) for one in (style, *_contents(config, settings))]
+    style = SquareCrops([config.style], config.image_size, config.image_size, random=False)[0]
+    return [_packed(to_pil(one)) for one in (style, *_contents(config, settings))]
 
 
 def _painted(config: Style, settings: Settings) -> list[str]:
     """What the trained net makes of the images that are shown."""
     import torch
 
-    from whitenorm_lab.tasks.style.pictures import picture
+    from whitenorm_lab.tasks.style.images import to_pil
     from whitenorm_lab.training.loading import load
 
     assert config.folder is not None
     net = load(config.folder)
     with torch.no_grad():
-        return [_packed(picture(net(image[None] / 255)[0])) for image in _contents(config, settings)]
+        return [_packed(to_pil(net(image[None] / 255)[0])) for image in _contents(config, settings)]
 
 
 def _contents(config: Style, settings: Settings) -> list[Tensor]:
     """Some test images, as the tests see them."""
-    from whitenorm_lab.tasks.style.pictures import Squares, files
+    from whitenorm_lab.tasks.style.images import SquareCrops, list_images
 
     assert config.test is not None
-    paths = files(config.test, None)
+    paths = list_images(config.test, None)
     # Spread over all there are.
     paths = paths[:: max(1, len(paths) // settings["shown"])][: settings["shown"]]
-    squares = Squares(paths, config.image_size, config.image_size, draw=False)
+    squares = SquareCrops(paths, config.image_size, config.image_size, random=False)
     return [squares[i] for i in range(len(squares))]
 
 
 def _packed(picture: Any) -> str:
-    from whitenorm_lab.tasks.style.pictures import encoded
+    from whitenorm_lab.tasks.style.images import encode_image
 
-    return base64.b64encode(encoded(picture, "JPEG", quality=_QUALITY)).decode()
+    return base64.b64encode(encode_image(picture, "JPEG", quality=_QUALITY)).decode()
 
 
 def _unpacked(picture: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Image classification with any net, norm and recipe."""
+"""Image classification with any net and norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image classification: cross-entropy, accuracy, and top-5 accuracy where there are many classes."""
+"""Image classification: cross-entropy, accuracy, and top-5 accuracy for many classes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from whitenorm_lab import data, nets
-from whitenorm_lab.tasks.classification import memory
 from whitenorm_lab.tasks.classification.config import FOLDER, Train
-from whitenorm_lab.tasks.classification.images import Batch, crop_and_flip, mixing, normalisation, resized
+from whitenorm_lab.tasks.classification.images import (
+    Batch,
+    build_loaders,
+    compute_normalization,
+    crop_and_flip,
+    draw_mixup,
+    resize,
+)
 from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
 from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
-# They change what a trained net computes.
+# Norms without population statistics, which change the output of a network trained with BatchNorm.
 _WITHOUT_POPULATION = ("gw", "gn", "ln", "in", "iw")
-# Of fewer classes, the right one is hardly ever not among five.
-_CLASSES_FOR_TOP5 = 50
-_WORDS = {"accuracy": "accuracy {:.2%}", "top5": "top-5 {:.2%}", "loss": "loss {:.4f}"}
+# With fewer classes, the right one is nearly always among five.
+_MIN_CLASSES_FOR_TOP5 = 50
+_FORMATS = {"accuracy": "accuracy {:.2%}", "top5": "top-5 {:.2%}", "loss": "loss {:.4f}"}
 
 
 class Classification(Task[Train]):
@@ -32,7 +38,7 @@ class Classification(Task[Train]):
     mean: Tensor | None
     factor: Tensor
     top5 = False
-    _source: DataLoaders | None = None
+    _loaders: DataLoaders | None = None
 
     def __init__(self, config: Train) -> None:
         super().__init__(config)
@@ -46,21 +52,21 @@ class Classification(Task[Train]):
         if dataset is None and config.dataset.startswith(FOLDER):
             from whitenorm_lab.tasks.classification import imagefolder
 
-            batches = imagefolder.build_loaders(config, config.dataset.removeprefix(FOLDER), step, rank, world)
+            loaders = imagefolder.build_loaders(config, config.dataset.removeprefix(FOLDER), step, rank, world)
         else:
             dataset = data.load(config.dataset, config.data) if dataset is None else dataset
-            batches = memory.build_loaders(config, dataset, step, rank, world)
-            self.normalise_by(batches.train.split.images)
+            loaders = build_loaders(config, dataset, step, rank, world)
+            self.set_normalization(loaders.train.split.images)
             if config.resize is not None:
-                shape = (batches.description["shape"][0], config.resize, config.resize)
-                batches = replace(batches, description={**batches.description, "shape": shape})
-        self._source = batches
-        self.top5 = batches.description["classes"] >= _CLASSES_FOR_TOP5
-        return batches
+                shape = (loaders.description["shape"][0], config.resize, config.resize)
+                loaders = replace(loaders, description={**loaders.description, "shape": shape})
+        self._loaders = loaders
+        self.top5 = loaders.description["classes"] >= _MIN_CLASSES_FOR_TOP5
+        return loaders
 
-    def normalise_by(self, images: Tensor) -> None:
-        """Take the mean and the factor from training images as bytes."""
-        self.mean, self.factor = normalisation(images, self.config.normalize)
+    def set_normalization(self, images: Tensor) -> None:
+        """Compute the mean and the factor from training images of bytes."""
+        self.mean, self.factor = compute_normalization(images, self.config.normalize)
 
     def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
@@ -76,25 +82,24 @@ class Classification(Task[Train]):
             norm_last=config.norm_last,
             init=config.init,
             norm_options=config.norm_options(),
-            # Of a run that was trained, they are loaded after this.
-            weights=None if self._source is None else config.weights,
-            images=self._calibration(),
+            # A trained model is built without loaders, and its own weights are loaded later.
+            weights=None if self._loaders is None else config.weights,
+            images=self._load_calibration_images(),
         )
-        return net.to(memory_format=self._format())  # type: ignore[call-overload]
+        return net.to(memory_format=self._memory_format())  # type: ignore[call-overload]
 
-    def _format(self) -> torch.memory_format:
+    def _memory_format(self) -> torch.memory_format:
         return torch.channels_last if self.config.channels_last else torch.preserve_format
 
-    def _calibration(self) -> Tensor | None:
-        """Training images that a norm without population is set by, in a net that begins with trained weights."""
+    def _load_calibration_images(self) -> Tensor | None:
+        """Return training images to calibrate a norm without population statistics with, given trained weights."""
         config = self.config
-        if self._source is None or config.weights is None or config.norm not in _WITHOUT_POPULATION:
+        if self._loaders is None or config.weights is None or config.norm not in _WITHOUT_POPULATION:
             return None
         if not config.calibrate:
             return None
-        return torch.cat(
-            [self.inputs(self.prepare_batch(batch)) for batch in self._source.build_calibration(config.calibrate)]
-        )
+        batches = self._loaders.build_calibration(config.calibrate)
+        return torch.cat([self.inputs(self.prepare_batch(batch)) for batch in batches])
 
     def example_inputs(self, description: dict[str, Any], count: int) -> Tensor:
         return torch.randn(count, *description["shape"])
@@ -105,40 +110,40 @@ class Classification(Task[Train]):
             logits = forward_in_eval_mode(model, torch.zeros(2, *description["shape"]))
         except RuntimeError as error:
             raise ValueError(
-                f"expected a net that takes images of {'×'.join(map(str, description['shape']))}, as {config.dataset} "
-                f"has (got {config.net}, which fails: {error}); choose another net"
+                f"expected a net for images of {'×'.join(map(str, description['shape']))} from {config.dataset} (got "
+                f"{config.net}, which fails: {error}); choose another net"
             ) from error
         if logits.shape[1:] != (classes,):
             raise ValueError(
-                f"expected a net with {classes} outputs, as {config.dataset} has classes (got outputs of shape "
+                f"expected a net with {classes} outputs, one per class of {config.dataset} (got outputs of shape "
                 f"{tuple(logits.shape[1:])})"
             )
 
     def prepare_batch(self, batch: Any) -> Batch:
         batch = Batch(*batch)
-        images = batch.images if self.mean is None else self._prepared(batch, self.mean)
-        return batch._replace(images=images.to(memory_format=self._format()), draws=None)
+        images = batch.images if self.mean is None else self._transform(batch, self.mean)
+        return batch._replace(images=images.to(memory_format=self._memory_format()), draws=None)
 
-    def _prepared(self, batch: Batch, mean: Tensor) -> Tensor:
-        """Images of a set in memory, which come as bytes."""
+    def _transform(self, batch: Batch, mean: Tensor) -> Tensor:
+        """Normalize, augment and resize the images of a data set in memory, which are bytes."""
         images = (batch.images.to(mean.dtype) - mean) * self.factor
         if batch.draws is not None:
             images = crop_and_flip(images, batch.draws)
-        return images if self.config.resize is None else resized(images, self.config.resize)
+        return images if self.config.resize is None else resize(images, self.config.resize)
 
     def loss(self, model: nn.Module, batch: Batch, step: int, scores: Means) -> Tensor:
         images, labels, _ = batch
         config, smoothing = self.config, self.config.label_smoothing
         if config.mixup:
-            share, order = mixing(config.mixup, config.seed, step, number=len(labels))
-            order = order.to(labels.device)
-            logits = model(torch.lerp(images[order], images, share))
-            loss = share * F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            loss = loss + (1 - share) * F.cross_entropy(logits, labels[order], label_smoothing=smoothing)
+            weight, partners = draw_mixup(config.mixup, config.seed, step, batch_size=len(labels))
+            partners = partners.to(labels.device)
+            logits = model(torch.lerp(images[partners], images, weight))
+            loss = weight * F.cross_entropy(logits, labels, label_smoothing=smoothing)
+            loss = loss + (1 - weight) * F.cross_entropy(logits, labels[partners], label_smoothing=smoothing)
         else:
             logits = model(images)
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        self._count(scores, loss.detach(), logits.detach(), labels)
+        self._update_scores(scores, loss.detach(), logits.detach(), labels)
         return loss
 
     def train_scores(self) -> Means:
@@ -151,9 +156,9 @@ class Classification(Task[Train]):
         images, labels, _ = batch
         if len(labels):
             logits = model(images)
-            self._count(scores, F.cross_entropy(logits, labels), logits, labels)
+            self._update_scores(scores, F.cross_entropy(logits, labels), logits, labels)
 
-    def _count(self, scores: Means, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def _update_scores(self, scores: Means, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         totals = {"loss": loss * len(labels), "accuracy": (logits.argmax(1) == labels).sum()}
         if self.top5:
             totals["top5"] = (logits.topk(5).indices == labels.unsqueeze(1)).sum()
@@ -162,8 +167,8 @@ class Classification(Task[Train]):
     def inputs(self, batch: Batch) -> Tensor:
         return batch.images
 
-    def format_scores(self, numbers: dict[str, float]) -> str:
-        return ", ".join(_WORDS[name].format(value) for name, value in numbers.items())
+    def format_scores(self, scores: dict[str, float]) -> str:
+        return ", ".join(_FORMATS[name].format(value) for name, value in scores.items())
 
 
 TASK = Classification

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.detection.annotations import AnnotatedImage, Coco, read_annotations
 from whitenorm_lab.tasks.detection.config import FOLDER, Detection
-from whitenorm_lab.training.batches import seeded_generator
+from whitenorm_lab.training.batches import build_generator
 
 _LAYOUT = (
     "annotations/instances_train2017.json, annotations/instances_val2017.json, train2017/ and val2017/ (or another "
@@ -132,5 +132,5 @@ def select_training_images(coco: Coco, config: Detection) -> list[AnnotatedImage
             f"expected train_images up to the {len(images)} images with objects in {coco.file} (got "
             f"{config.train_images})"
         )
-    rows = torch.randperm(len(images), generator=seeded_generator(config.seed))[:size]
+    rows = torch.randperm(len(images), generator=build_generator(config.seed))[:size]
     return [images[i] for i in rows.sort().values.tolist()]

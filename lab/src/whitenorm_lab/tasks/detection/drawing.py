@@ -1,4 +1,4 @@
-"""Picture of the outputs of a detector."""
+"""Figure of the outputs of a detector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 _COLUMNS = 4
-_COLOURS = 10
+_COLORS = 10
 # Lowest score of the boxes that are drawn, and their largest number per image.
 _MIN_SCORE, _MAX_BOXES = 0.5, 12
 
@@ -42,11 +42,11 @@ def _draw_image(panel: Axes, image: Tensor, output: dict[str, Tensor], names: Se
     panel.imshow(image.permute(1, 2, 0).numpy())
     for i in boxes:
         label = int(output["labels"][i])
-        colour = f"C{label % _COLOURS}"
+        color = f"C{label % _COLORS}"
         x1, y1, x2, y2 = output["boxes"][i].tolist()
-        panel.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, color=colour))
+        panel.add_patch(Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, color=color))
         text = f"{names[label]} {float(output['scores'][i]):.2f}"
-        panel.text(x1, y1, text, fontsize=6, color="white", va="bottom", bbox={"color": colour, "pad": 1}, clip_on=True)
+        panel.text(x1, y1, text, fontsize=6, color="white", va="bottom", bbox={"color": color, "pad": 1}, clip_on=True)
         if "masks" in output:
-            panel.contour(output["masks"][i, 0].numpy(), levels=[0.5], colors=[colour], linewidths=1)
+            panel.contour(output["masks"][i, 0].numpy(), levels=[0.5], colors=[color], linewidths=1)
     panel.set_title(f"{len(boxes)} objects", fontsize=8)

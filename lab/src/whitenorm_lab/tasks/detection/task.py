@@ -22,9 +22,8 @@ from whitenorm_lab.tasks.detection.drawing import draw_detections
 from whitenorm_lab.tasks.detection.metric import AveragePrecision
 from whitenorm_lab.tasks.detection.model import build_detector
 from whitenorm_lab.tasks.detection.weights import load_classifier
-from whitenorm_lab.training.batches import check_batch_size, draw_calibration_rows
 from whitenorm_lab.training.checkpoints import write_atomically
-from whitenorm_lab.training.loaders import DataLoaders, FileLoader, TrainSampler, build_test_sampler
+from whitenorm_lab.training.loaders import DataLoaders, FileLoaders
 from whitenorm_lab.training.scores import Means
 from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
@@ -62,38 +61,18 @@ class DetectionTask(Task[Detection]):
         images = select_training_images(train, config)
         # With one file, the training images are also the test images, which only shows that the model learns.
         test_images = (images if test is train else test.images)[: config.test_images]
-        size = check_batch_size(config.batch_size, len(images), world)
-        loaders: list[FileLoader] = []
-
-        def open_loader(examples: DetectionDataset, order: Any) -> FileLoader:
-            loaders.append(FileLoader(examples, order, config, collate))
-            return loaders[-1]
-
-        def calibration(number: int) -> FileLoader:
-            rows = draw_calibration_rows(len(images), number, config.seed, world)
-            return open_loader(
-                DetectionDataset(images, False, True, False), build_test_sampler(rows, size // world, rank, world)
-            )
-
-        def close() -> None:
-            for loader in loaders:
-                loader.close()
-
+        loaders = FileLoaders(config, torch.arange(len(images)), step, rank, world, collate)
         return DataLoaders(
             {"classes": train.classes, "names": train.names},
-            open_loader(
-                DetectionDataset(images, config.masks, True, config.flip),
-                TrainSampler(torch.arange(len(images)), size, config.seed, step, rank, world),
-            ),
+            loaders.build_train(DetectionDataset(images, config.masks, True, config.flip)),
             {
-                "test": open_loader(
-                    DetectionDataset(test_images, config.masks, False, False),
-                    build_test_sampler(torch.arange(len(test_images)), size // world, rank, world),
+                "test": loaders.build_test(
+                    DetectionDataset(test_images, config.masks, False, False), torch.arange(len(test_images))
                 )
             },
-            calibration,
-            size,
-            close,
+            lambda count: loaders.build_calibration(DetectionDataset(images, False, True, False), count),
+            loaders.batch_size,
+            loaders.close,
         )
 
     def build_model(self, description: dict[str, Any]) -> nn.Module:

@@ -1,3 +1,3 @@
-"""Semantic segmentation: a class for every pixel, with any norm and recipe in the net."""
+"""Semantic segmentation with any norm: a class for every pixel."""
 
 from whitenorm_lab.tasks.segmentation.config import COMMANDS as COMMANDS

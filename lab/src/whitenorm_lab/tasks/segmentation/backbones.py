@@ -1,4 +1,4 @@
-"""Backbones by name, dilated to a stride: the features of their last two stages."""
+"""Dilated backbones by name, with the features of their last two stages."""
 
 from __future__ import annotations
 
@@ -7,57 +7,56 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from whitenorm._suggest import suggest
+from whitenorm_lab.data import IMAGENET_MEAN, IMAGENET_STD
 from whitenorm_lab.nets import pretrained
 
 STRIDES = (8, 16, 32)
 _TIMM = "timm:"
-# The widths of a residual net's stages, in multiples of the first one's.
-_STAGES = (1, 2, 4, 8)
-# Of ImageNet's training images.
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Widths of a ResNet's stages, as multiples of the first one's.
+_WIDTHS = (1, 2, 4, 8)
 
 
 class Backbone(NamedTuple):
-    """A module from images to the features of its last two stages, and their channels."""
+    """A module that returns the features of its last two stages, and their numbers of channels."""
 
     module: nn.Module
     channels: tuple[int, int]
 
 
-def backbone(name: str, stride: int = 8, width: int | None = None) -> Backbone:
-    """A net without its classifier, whose features have a stride of so many pixels: what would halve them is dilated.
+def build_backbone(name: str, stride: int = 8, width: int | None = None) -> Backbone:
+    """Build a net without its classifier; dilation replaces strides beyond the output stride.
 
     Args:
-        name: ``"resnet50"`` or another of torchvision's bottleneck ResNets, or ``"timm:NAME"`` with timm's.
-        stride: 8, 16 or 32.
-        width: channels of the first stage of timm's ResNets, inside the blocks; 64 if not given.
+        name: ``"resnet50"`` or another bottleneck ResNet of torchvision, or ``"timm:NAME"`` for a model of timm.
+        stride: output stride: 8, 16 or 32.
+        width: channels of the first stage of timm's ResNets, inside the blocks; 64 by default.
 
     Example::
 
-        >>> made = backbone("resnet50", 8)
-        >>> [tuple(maps.shape) for maps in made.module(torch.randn(2, 3, 64, 64))], made.channels
+        >>> backbone = build_backbone("resnet50", 8)
+        >>> [tuple(maps.shape) for maps in backbone.module(torch.randn(2, 3, 64, 64))], backbone.channels
         ([(2, 1024, 8, 8), (2, 2048, 8, 8)], (1024, 2048))
     """
     if stride not in STRIDES:
         raise ValueError(f"expected stride to be one of {', '.join(map(str, STRIDES))} (got {stride})")
     if name.startswith(_TIMM):
-        return _timm(name.removeprefix(_TIMM), stride, width)
+        return _build_timm(name.removeprefix(_TIMM), stride, width)
     if width is not None:
-        raise ValueError(f"expected width with timm's ResNets alone (got {name}); use {_TIMM}{name}, or leave it out")
-    return _resnet(name, stride)
+        raise ValueError(f"expected width only with timm's ResNets (got {name}); use {_TIMM}{name}, or leave width out")
+    return _build_resnet(name, stride)
 
 
 class _Stages(nn.ModuleDict):
-    """The stages of a ResNet under its own names; gives the features of the last two."""
+    """The stages of a ResNet by their original names; returns the features of the last two."""
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        earlier = last = images
+        previous = last = images
         for stage in self.values():
-            earlier, last = last, stage(last)
-        return [earlier, last]
+            previous, last = last, stage(last)
+        return [previous, last]
 
 
-def _resnet(name: str, stride: int) -> Backbone:
+def _build_resnet(name: str, stride: int) -> Backbone:
     from torchvision.models import get_model, list_models
 
     known = list_models(include=["resnet*", "resnext*", "wide_resnet*"])
@@ -71,35 +70,37 @@ def _resnet(name: str, stride: int) -> Backbone:
         raise ValueError(
             f"expected a ResNet with bottleneck blocks for stride {stride} (got {name}: {error}); use {_TIMM}{name}"
         ) from error
-    parts = {part: module for part, module in net.named_children() if part not in ("avgpool", "fc")}
-    last = net.fc.in_features
-    return Backbone(_Stages(parts), (last // 2, last))
+    stages = {stage: module for stage, module in net.named_children() if stage not in ("avgpool", "fc")}
+    channels = net.fc.in_features
+    return Backbone(_Stages(stages), (channels // 2, channels))
 
 
-def _timm(name: str, stride: int, width: int | None) -> Backbone:
+def _build_timm(name: str, stride: int, width: int | None) -> Backbone:
     timm = pretrained.needed("timm", f"{_TIMM}{name}")
     if not timm.is_model(name):
-        raise ValueError(f"expected a net of timm (got {name!r}){suggest(name, timm.list_models())}")
-    options: dict[str, Any] = {} if width is None else {"channels": tuple(width * part for part in _STAGES)}
+        raise ValueError(f"expected a model of timm (got {name!r}){suggest(name, timm.list_models())}")
+    options: dict[str, Any] = {} if width is None else {"channels": tuple(width * part for part in _WIDTHS)}
     try:
         net = timm.create_model(name, features_only=True, out_indices=(-2, -1), output_stride=stride, **options)
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-        asked = f"stride {stride}" + (f" and width {width}" if width else "")
-        raise ValueError(f"expected a convolutional net of timm that takes {asked} (got {name}: {error})") from error
-    earlier, last = net.feature_info.channels()
-    return Backbone(net, (earlier, last))
+        arguments = f"stride {stride}" + (f" and width {width}" if width else "")
+        raise ValueError(
+            f"expected a convolutional model of timm that takes {arguments} (got {name}: {error})"
+        ) from error
+    previous, last = net.feature_info.channels()
+    return Backbone(net, (previous, last))
 
 
-def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of images in [0, 1] that a backbone's trained weights are for.
+def load_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and deviation that a backbone's trained weights expect images in [0, 1] to be normalized by.
 
     Example::
 
-        >>> normalisation("timm:tf_efficientnet_lite0")
+        >>> load_normalization("timm:tf_efficientnet_lite0")
         ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     """
     config = None
     if name.startswith(_TIMM):
         timm = pretrained.needed("timm", name)
         config = timm.get_pretrained_cfg(name.removeprefix(_TIMM))
-    return (_MEAN, _DEVIATION) if config is None else (config.mean, config.std)
+    return (IMAGENET_MEAN, IMAGENET_STD) if config is None else (config.mean, config.std)

@@ -1,4 +1,4 @@
-"""What a run of semantic segmentation is."""
+"""Configuration and presets of semantic segmentation."""
 
 from __future__ import annotations
 
@@ -10,53 +10,55 @@ from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 @dataclass
 class Segment(RunConfig, NormOptions):
-    """Train a net that gives every pixel a class: a dilated ResNet or net of timm, PSP or FCN head, any norm.
+    """Train a semantic segmentation net: a dilated ResNet or timm model, a PSP or FCN head, and any norm.
 
-    The run's folder has predictions.png at the end: images, their labels and predictions.
+    At the end, predictions.png in the run's folder shows test images, their labels and predictions.
     """
 
     task: ClassVar[str] = "segmentation"
     name_fields: ClassVar[tuple[str, ...]] = ("net", "head", "norm", "where")
 
     net: str = "timm:resnet18"
-    """The backbone: torchvision's resnet50 and deeper ones, or timm:NAME, such as timm:tf_efficientnet_lite0."""
+    """Backbone: torchvision's resnet50 or a deeper one, or timm:NAME, such as timm:tf_efficientnet_lite0."""
     width: int | None = None
-    """Channels of the first stage of timm's ResNets; 64 if not given."""
+    """Channels of the first stage of timm's ResNets; 64 by default."""
     stride: Literal[8, 16, 32] = 8
-    """Pixels between the last features: what would halve them further is dilated."""
+    """Output stride of the backbone; dilation replaces further strides."""
     head: Literal["psp", "fcn"] = "psp"
-    """Pyramid pooling, or a convolution and a classifier."""
+    """psp: pyramid pooling; fcn: a convolution and a classifier."""
     auxiliary: float = 0.4
-    """Weight of the loss of a second head, on the features a stage before the last; 0 is none."""
+    """Weight of the loss of an auxiliary head on the second-to-last stage; 0 omits it."""
     balance: float = 0.0
-    """Classes weigh share^-balance in the loss, of their share of the training pixels: 0 all alike, 1 as much each."""
+    """Weight classes by share^-balance in the loss, with share their part of the training pixels; 0 weights all pixels
+    equally, 1 all classes."""
     weights: str | None = None
-    """Of the backbone: a file of its state dict, or imagenet for those of timm:tf_efficientnet_lite0; none: drawn."""
+    """Initial weights of the backbone: a file of its state dict, or imagenet for timm:tf_efficientnet_lite0; random by
+    default."""
 
     dataset: str = "camvid"
     """camvid, ade20k, cityscapes, or folder:PATH with classes.txt, train/, train_labels/, val/ and val_labels/."""
     crop: int = 160
-    """Side of the square that is trained on."""
+    """Height and width of training crops."""
     scales: tuple[float, float] = (0.5, 2.0)
-    """Images are scaled at random between these before they are cropped."""
+    """Range of the random scaling before cropping."""
     flip: bool = True
-    """Half of the images are flipped."""
+    """Flip half of the training images."""
     train_images: int | None = None
-    """Train on so many images, drawn by the seed; all if not given."""
+    """Train on this many images, drawn by the seed; by default on all."""
     test_images: int | None = None
-    """Test on so many, spread evenly over the set; all if not given."""
+    """Test on this many images, evenly spaced in the data set; by default on all."""
     test: Literal["whole", "sliding"] = "whole"
-    """Whole images, or windows of the crop's size that overlap by a third."""
+    """Test on whole images, or on windows of the crop's size that overlap by a third."""
     test_batch: int = 1
-    """Images at once in a test, over all processes: more than 1 if they are of one size."""
+    """Images per test batch over all processes; more than 1 requires images of one size."""
     validate: bool = False
-    """Test on the validation images too, of sets that have them beside test images."""
+    """Also test on the validation images of a data set that has both."""
 
     epochs: int = 50
     batch_size: int = 16
     lr: float = 0.01
     head_lr: float = 1.0
-    """Learning rate of the heads, in multiples of lr."""
+    """Learning rate of the heads, as a multiple of lr."""
     weight_decay: float = 1e-4
     schedule: Schedule = "poly"
 
@@ -76,12 +78,12 @@ class Segment(RunConfig, NormOptions):
 class SwAde20k(Segment):
     """ADE20K, ResNet-50 with SW at norms 1, 3, 6, …, 39 (SW, app. B and C).
 
-    Expected: mIoU 39.8 with 14 layers, 39.6 with 7 (--where sw-7); of BN the supplement has none (--norm bn --where all
-    --solver None).
-    The supplement gives net, places and groups of 16. The rest is PSPNet's usual set-up: its head on ResNet-50 at
-    stride 8, from ImageNet weights (--weights FILE, of the same norms where there are such), auxiliary loss 0.4, batch
-    16 with synchronised statistics, lr 0.01 (heads ten times that) with power 0.9, weight decay 1e-4, scales 0.5 to 2,
-    flips, crops of 473, 100 epochs, sliding windows. Without its rotation and blur, and tested at the images' own size.
+    Expected: mIoU 39.8 with 14 layers, 39.6 with 7 (--where sw-7); the supplement gives none for BN (--norm bn --where
+    all --solver None).
+    The supplement gives net, places and groups of 16. The rest is PSPNet's usual setup: its head on ResNet-50 at
+    stride 8, from ImageNet weights (--weights FILE, with the same norms if available), auxiliary loss 0.4, batch 16
+    with synchronized statistics, lr 0.01 (ten times that for the heads) with power 0.9, weight decay 1e-4, scales 0.5
+    to 2, flips, crops of 473, 100 epochs, sliding windows; but no rotation and blur, and tests at the original size.
     Command: torchrun --nproc-per-node 8 -m whitenorm_lab train sw-ade20k --data ROOT --weights FILE --sync
     """
 
@@ -101,9 +103,9 @@ class SwAde20k(Segment):
 class SwCityscapes(SwAde20k):
     """Cityscapes, ResNet-50 with SW at norms 1, 3, 6, …, 39 (SW, app. B and C).
 
-    Expected: mIoU 76.2 with 14 layers, 75.7 with 7 (--where sw-7); of BN the supplement has none (--norm bn --where all
-    --solver None).
-    Crops of 713 and batches of 16 as in the supplement's table 2; the rest, and 200 epochs, as for ADE20K.
+    Expected: mIoU 76.2 with 14 layers, 75.7 with 7 (--where sw-7); the supplement gives none for BN (--norm bn --where
+    all --solver None).
+    Crops of 713 and batches of 16 are from the supplement's table 2; the rest is as for ADE20K, with 200 epochs.
     Command: torchrun --nproc-per-node 8 -m whitenorm_lab train sw-cityscapes --data ROOT --weights FILE --sync
     """
 

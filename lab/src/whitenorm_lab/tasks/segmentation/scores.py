@@ -1,4 +1,4 @@
-"""How well pixels are classified: mean intersection over union, and the share of pixels that are right."""
+"""Metric of semantic segmentation: mean intersection over union and pixel accuracy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ IOU = "iou_"
 
 
 class PixelScores(MulticlassConfusionMatrix):
-    """Loss, mIoU, pixel accuracy and the IoU of each class, over all pixels of a set that have a class.
+    """Loss, mIoU, pixel accuracy and the IoU of each class, over all labeled pixels of a data set.
 
-    A class's intersection over union is ``tp / (tp + fp + fn)`` of the pixels of all images together, as ADE20K's,
-    Cityscapes' and CamVid's own is. Classes that are neither there nor predicted are left out of the mean.
+    A class's intersection over union is ``tp / (tp + fp + fn)`` over the pixels of all images, as in the benchmarks of
+    ADE20K, Cityscapes and CamVid. Classes that neither occur nor are predicted are left out of the mean.
 
     Example::
 
@@ -32,27 +32,27 @@ class PixelScores(MulticlassConfusionMatrix):
     loss: Tensor
 
     def __init__(self, names: Sequence[str]) -> None:
-        # What is read is checked as it is read.
+        # Labels are already checked when they are read.
         super().__init__(len(names), ignore_index=IGNORE, validate_args=False)
         self.names = tuple(names)
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, labels: Tensor, loss: Tensor) -> None:  # type: ignore[override]
-        """Add a batch: scores ``(N, classes, H, W)``, labels ``(N, H, W)``, and the mean loss of labelled pixels."""
+        """Add a batch: scores ``(N, classes, H, W)``, labels ``(N, H, W)``, and the mean loss of labeled pixels."""
         super().update(scores.argmax(1), labels.long())
         self.loss += loss * (labels != IGNORE).sum()
 
     def compute(self) -> dict[str, float]:  # type: ignore[override]
-        """All numbers."""
+        """Return all scores by name."""
         counts = super().compute().double()  # label, prediction
         right, pixels = counts.diagonal(), counts.sum()
         union = counts.sum(0) + counts.sum(1) - right
-        there = union > 0
+        occurs = union > 0
         ious = right / union.clamp_min(1)
-        each = {IOU + name.replace(" ", "_"): float(ious[i]) for i, name in enumerate(self.names) if there[i]}
+        per_class = {IOU + name.replace(" ", "_"): float(ious[i]) for i, name in enumerate(self.names) if occurs[i]}
         return {
             "loss": float(self.loss / pixels),
-            "miou": float(ious[there].mean()),
+            "miou": float(ious[occurs].mean()),
             "accuracy": float(right.sum() / pixels),
-            **each,
+            **per_class,
         }

@@ -1,4 +1,4 @@
-"""Semantic segmentation: cross-entropy a pixel, with that of a second head; mean intersection over union."""
+"""The semantic segmentation task."""
 
 from __future__ import annotations
 
@@ -11,27 +11,32 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from whitenorm_lab.tasks.segmentation import net, pictures, predicting, reading
-from whitenorm_lab.tasks.segmentation.backbones import normalisation
+from whitenorm_lab.tasks.segmentation.backbones import load_normalization
 from whitenorm_lab.tasks.segmentation.classes import IGNORE
 from whitenorm_lab.tasks.segmentation.config import Segment
-from whitenorm_lab.tasks.segmentation.scenes import Scene, Scenes
+from whitenorm_lab.tasks.segmentation.datasets import SceneSet, load
+from whitenorm_lab.tasks.segmentation.drawing import draw_predictions
+from whitenorm_lab.tasks.segmentation.loaders import build_loaders, compute_class_weights, select_evenly
+from whitenorm_lab.tasks.segmentation.net import build_segmenter
+from whitenorm_lab.tasks.segmentation.prediction import predict_sliding, predict_whole
+from whitenorm_lab.tasks.segmentation.scenes import Scene, SceneDataset
 from whitenorm_lab.tasks.segmentation.scores import PixelScores
-from whitenorm_lab.tasks.segmentation.sets import SceneSet, load
 from whitenorm_lab.training.checkpoints import write_atomically
 from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
 from whitenorm_lab.training.task import Task, forward_in_eval_mode
 
 SHEET = "predictions.png"
-# Rows of the sheet.
-_SHOWN = 6
-# The side of what a model is tried on.
+_SHEET_ROWS = 6
+# Height and width of example inputs.
 _SIDE = 64
 
 
 class Segmentation(Task[Segment]):
-    """Batches are :class:`~.scenes.Scene`; ``fit`` takes a :class:`~.sets.SceneSet`."""
+    """Cross-entropy per pixel, with that of an auxiliary head, and mean intersection over union.
+
+    Batches are :class:`~.scenes.Scene`; ``fit`` takes a :class:`~.datasets.SceneSet`.
+    """
 
     main_score: ClassVar[str] = "miou"
     calibration_examples: ClassVar[int] = 500
@@ -39,29 +44,28 @@ class Segmentation(Task[Segment]):
     deviation: Tensor
     class_weights: Tensor | None
     names: tuple[str, ...] = ()
-    shown: Scenes | None = None
+    drawn_scenes: SceneDataset | None = None
 
     def __init__(self, config: Segment) -> None:
         super().__init__(config)
-        for name, value in zip(("mean", "deviation"), normalisation(config.net), strict=True):
+        for name, value in zip(("mean", "deviation"), load_normalization(config.net), strict=True):
             self.register_buffer(name, torch.tensor(value).view(3, 1, 1), persistent=False)
         self.register_buffer("class_weights", None, persistent=False)
 
     def build_loaders(self, dataset: SceneSet | None, step: Callable[[], int], rank: int, world: int) -> DataLoaders:
-        found = load(self.config.dataset, self.config.data) if dataset is None else dataset
-        self.names = tuple(category.name for category in found.categories)
-        self.shown = Scenes(found, reading.spread(found.tests["test"], _SHOWN))
-        self.class_weights = (
-            reading.class_weights(found, self.config.balance).to(self.mean) if self.config.balance else None
-        )
+        config = self.config
+        scene_set = load(config.dataset, config.data) if dataset is None else dataset
+        self.names = tuple(category.name for category in scene_set.categories)
+        self.drawn_scenes = SceneDataset(scene_set, select_evenly(scene_set.tests["test"], _SHEET_ROWS))
+        self.class_weights = compute_class_weights(scene_set, config.balance).to(self.mean) if config.balance else None
         fill = [round(255 * part) for part in self.mean.flatten().tolist()]
-        return reading.build_loaders(self.config, found, fill, step, rank, world)
+        return build_loaders(config, scene_set, fill, step, rank, world)
 
     def build_model(self, description: dict[str, Any]) -> nn.Module:
         config = self.config
-        # To load a model there are no loaders, and what it was trained from may be gone.
-        weights = None if self.shown is None else config.weights
-        return net.build(
+        # A trained model is built without loaders, and the file of its initial weights may no longer exist.
+        weights = None if self.drawn_scenes is None else config.weights
+        return build_segmenter(
             config.net,
             len(description["classes"]),
             config.head,
@@ -93,17 +97,17 @@ class Segmentation(Task[Segment]):
 
     def loss(self, model: nn.Module, batch: Scene, step: int, scores: Means) -> Tensor:
         outputs = model(batch.image)
-        first, *others = (outputs,) if isinstance(outputs, Tensor) else outputs
+        main, *auxiliary = (outputs,) if isinstance(outputs, Tensor) else outputs
         labels = batch.labels.long()
         pixels = (labels != IGNORE).sum()
-        total = self._entropy(first, labels)
-        total = total + self.config.auxiliary * sum(self._entropy(other, labels) for other in others)
-        right = (first.detach().argmax(1) == labels).sum()
-        scores.update(pixels, loss=total.detach(), accuracy=right)
+        total = self._sum_cross_entropy(main, labels)
+        total = total + self.config.auxiliary * sum(self._sum_cross_entropy(other, labels) for other in auxiliary)
+        correct = (main.detach().argmax(1) == labels).sum()
+        scores.update(pixels, loss=total.detach(), accuracy=correct)
         return total / _mean_over_processes(pixels).clamp_min(1)
 
-    def _entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy, summed over the pixels that have a class."""
+    def _sum_cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy, summed over labeled pixels."""
         return F.cross_entropy(scores.float(), labels, self.class_weights, ignore_index=IGNORE, reduction="sum")
 
     def train_scores(self) -> Means:
@@ -114,40 +118,44 @@ class Segmentation(Task[Segment]):
 
     def test(self, model: nn.Module, batch: Scene, scores: PixelScores) -> None:
         if len(batch.labels):
-            found, labels = self.predict(model, batch.image), batch.labels.long()
-            scores.update(found, labels, F.nll_loss(found, labels, ignore_index=IGNORE))
+            prediction, labels = self.predict(model, batch.image), batch.labels.long()
+            scores.update(prediction, labels, F.nll_loss(prediction, labels, ignore_index=IGNORE))
 
     def predict(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Logarithms of the classes' probabilities, in the configuration's way."""
+        """Return log-probabilities of the classes, by whole images or sliding windows as configured."""
         if self.config.test == "sliding":
-            return predicting.sliding(model, images, self.config.crop)
-        return predicting.whole(model, images)
+            return predict_sliding(model, images, self.config.crop)
+        return predict_whole(model, images)
 
     def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         backbone = getattr(model, "backbone", model)
-        first = {id(parameter) for parameter in backbone.parameters()}
-        heads = [parameter for parameter in model.parameters() if id(parameter) not in first]
+        backbone_ids = {id(parameter) for parameter in backbone.parameters()}
+        heads = [parameter for parameter in model.parameters() if id(parameter) not in backbone_ids]
         groups = [{"params": list(backbone.parameters())}]
         return [*groups, {"params": heads, "lr": self.config.lr * self.config.head_lr}] if heads else groups
 
-    def format_scores(self, numbers: dict[str, float]) -> str:
-        shown = {"miou": "mIoU {:.2%}", "accuracy": "pixel accuracy {:.2%}", "loss": "loss {:.4f}"}
-        return ", ".join(words.format(numbers[name]) for name, words in shown.items() if name in numbers)
+    def format_scores(self, scores: dict[str, float]) -> str:
+        formats = {"miou": "mIoU {:.2%}", "accuracy": "pixel accuracy {:.2%}", "loss": "loss {:.4f}"}
+        return ", ".join(template.format(scores[name]) for name, template in formats.items() if name in scores)
 
     def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
-        """A sheet of test images, labels and predictions."""
-        assert self.shown is not None
-        scenes = [self.shown[i] for i in range(len(self.shown))]
-        predicted = []
+        """Write ``predictions.png``: test images, labels and predictions."""
+        dataset = self.drawn_scenes
+        assert dataset is not None
+        scenes = [dataset[i] for i in range(len(dataset))]
+        predictions = []
         for scene in scenes:
             images = self.prepare_batch((scene.image.unsqueeze(0).to(self.mean.device), None)).image
-            predicted.append(self.predict(model, images)[0].argmax(0).cpu())
-        names = [pair.image.stem for pair in self.shown.pairs]
-        write_atomically(folder / SHEET, pictures.sheet(scenes, predicted, names, self.shown.of.categories))
+            predictions.append(self.predict(model, images)[0].argmax(0).cpu())
+        names = [pair.image.stem for pair in dataset.pairs]
+        write_atomically(folder / SHEET, draw_predictions(scenes, predictions, names, dataset.scene_set.categories))
 
 
 def _mean_over_processes(pixels: Tensor) -> Tensor:
-    """Processes have different numbers of labelled pixels, and average their gradients as if they had not."""
+    """Return the mean number of labeled pixels per process.
+
+    Processes have different numbers, but their gradients are averaged with equal weights.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return pixels
     total = pixels.clone()

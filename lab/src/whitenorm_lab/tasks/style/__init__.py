@@ -1,4 +1,4 @@
-"""Style transfer by a feed-forward net, with any norm."""
+"""Style transfer by a feed-forward net with any norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of style transfer is."""
+"""Configuration and preset of style transfer."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from whitenorm_lab.training.config import NormOptions, RunConfig, Schedule
 
 @dataclass
 class Style(RunConfig, NormOptions):
-    """Train a net that paints any image in the style of one, with any norm: whitenorm stylize then applies it.
+    """Train a style transfer net with any norm; whitenorm-lab stylize applies it to an image.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    The same command resumes an interrupted run.
     """
 
     task: ClassVar[str] = "style"
     name_fields: ClassVar[tuple[str, ...]] = ("style", "norm", "where")
 
     style: Path | None = None
-    """The image whose style is learnt. It must be given."""
+    """The style image; required."""
     width: int = 32
     """Channels of the net's first layer."""
     blocks: int = 5
-    """Its residual blocks."""
+    """Number of residual blocks."""
 
     dataset: str = "coco"
-    """Content images: coco (ROOT/coco/train2017), coco128 (ROOT/coco128/images), or folder:PATH with images in it."""
+    """Content images: coco (ROOT/coco/train2017), coco128 (ROOT/coco128/images), or folder:PATH."""
     test: str | None = None
-    """The same for tests; if not given, the last test_images of the content images, which are not trained on."""
+    """Test images, named like the content images; by default the last test_images of these, held out of training."""
     test_images: int = 16
-    """Test on so many."""
+    """Number of test images."""
     image_size: int = 256
-    """Images are scaled so that their shorter side has so many pixels; tests are on squares of that side."""
+    """Resize the shorter side of images to this many pixels; tests use squares of this size."""
     crop: int = 256
-    """The side of the squares that are cut out, at random and flipped or not, to train on."""
+    """Size of the random square crops, randomly flipped, that training uses."""
     style_size: int = 384
-    """The shorter side of the style image: the smaller, the finer the strokes."""
+    """Resize the shorter side of the style image to this many pixels; smaller gives finer strokes."""
 
     vgg: Path | None = None
-    """Weights of torchvision's VGG-16, whose features the losses compare; if not given, EfficientNet-Lite0's."""
+    """File of torchvision's VGG-16 weights for the losses' features; by default EfficientNet-Lite0's features."""
     content_weight: float = 1.0
-    """Of the difference in content, relative to the variance of the style image's features."""
+    """Weight of the content loss, which is relative to the variance of the style image's features."""
     style_weight: float = 6.0
-    """Of the difference in style: of Gram matrices, relative to the style image's."""
+    """Weight of the style loss, which compares Gram matrices, relative to the style image's."""
     smooth_weight: float = 5.0
-    """Of the total variation: the mean squared difference of neighbouring pixels."""
+    """Weight of the total variation: the mean squared difference of neighboring pixels."""
 
     epochs: int = 2
     batch_size: int = 4
@@ -63,7 +63,7 @@ class Style(RunConfig, NormOptions):
             raise ValueError(f"expected image_size of at least the crop's {self.crop} (got {self.image_size})")
 
     def for_dataset(self, dataset: str) -> Style:
-        """The same, tested on other images."""
+        """Return a copy that tests on other images."""
         return replace(self, test=dataset)
 
 
@@ -71,10 +71,10 @@ class Style(RunConfig, NormOptions):
 class SwStyle(Style):
     """Style transfer with SW at every norm, by the perceptual-loss recipe (SW, fig. 1).
 
-    Expected: pictures as good as those of IW (--norm iw --solver zca), and better than those of BN (--norm bn --solver
-    None). The supplement has pictures, and neither numbers nor a set-up: the net, 256² crops, batch 4, Adam at 1e-3 and
-    40,000 steps, two passes over the 80,000 images that COCO then had, are those of Johnson et al., 2016, who compare
-    features of VGG-16.
+    Expected: images as good as those of IW (--norm iw --solver zca), and better than those of BN (--norm bn --solver
+    None). The supplement shows images, but gives neither numbers nor a setup. The net, 256² crops, batch 4, Adam at
+    1e-3, 40,000 steps (two passes over the 80,000 images of COCO at that time) and features of VGG-16 are from Johnson
+    et al., 2016.
     Cost: 23.3 PFLOPs.
     Command: whitenorm-lab train sw-style --style FILE --vgg FILE
     """

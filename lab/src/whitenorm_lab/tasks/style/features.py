@@ -1,4 +1,4 @@
-"""Trained networks whose features the losses compare: VGG-16 from a file, or EfficientNet-Lite0."""
+"""Trained networks for the losses' features: VGG-16 from a file, or EfficientNet-Lite0."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import torch
 from torch import Tensor, nn
 
 import whitenorm
+from whitenorm_lab.data import IMAGENET_MEAN, IMAGENET_STD
 from whitenorm_lab.nets import pretrained
 
-# Of ImageNet's training images, as VGG-16 was trained.
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Where VGG-16 is cut: after the ReLUs of conv1_2, 2_2, 3_3 and 4_3.
-_VGG_CUTS = (4, 9, 16, 23)
+# Ends of VGG-16's stages: after the ReLUs of conv1_2, 2_2, 3_3 and 4_3.
+_VGG_ENDS = (4, 9, 16, 23)
 
 
 class Features(nn.Module):
-    """The maps after several stages of a network that is not trained any more.
+    """Feature maps after each stage of a frozen network.
 
     Args:
-        stages: one after the other.
-        content: the number of the stage whose map the content is compared by; the style is compared by all.
-        mean, std: of the images in [0, 1] that the network was trained on.
+        stages: the stages in order.
+        content: index of the stage whose map the content loss compares; the style loss compares all.
+        mean, std: normalization of images in [0, 1] for the network.
 
     Shape:
-        images ``(N, 3, H, W)`` in [0, 1]; a map ``(N, C, H', W')`` a stage.
+        images ``(N, 3, H, W)`` in [0, 1] to one map ``(N, C, H', W')`` per stage.
 
     Example::
 
         >>> maps = Features([nn.Conv2d(3, 8, 1), nn.AvgPool2d(2)], 1, (0.5,) * 3, (0.5,) * 3)(torch.rand(2, 3, 4, 4))
-        >>> [tuple(one.shape) for one in maps]
+        >>> [tuple(x.shape) for x in maps]
         [(2, 8, 4, 4), (2, 8, 2, 2)]
     """
 
@@ -46,33 +45,33 @@ class Features(nn.Module):
         self.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        return self._maps(images, len(self.stages))
+        return self._compute_maps(images, len(self.stages))
 
-    def content_of(self, images: Tensor) -> Tensor:
-        """The map that the content is compared by, without those after it."""
-        return self._maps(images, self.content + 1)[-1]
+    def compute_content_map(self, images: Tensor) -> Tensor:
+        """Return the map of the content loss, without computing later ones."""
+        return self._compute_maps(images, self.content + 1)[-1]
 
-    def _maps(self, images: Tensor, number: int) -> list[Tensor]:
+    def _compute_maps(self, images: Tensor, num_stages: int) -> list[Tensor]:
         x, maps = (images - self.mean) / self.std, []
-        for stage in self.stages[:number]:
+        for stage in self.stages[:num_stages]:
             x = stage(x)
             maps.append(x)
         return maps
 
 
-def features(vgg: Path | None = None) -> Features:
-    """VGG-16 with weights from a file, or without one EfficientNet-Lite0."""
+def load_features(vgg: Path | None = None) -> Features:
+    """Load VGG-16 with weights from a file, or without a file EfficientNet-Lite0."""
     with torch.random.fork_rng(devices=[]):
-        return _lite0() if vgg is None else _vgg16(vgg)
+        return _load_lite0() if vgg is None else _load_vgg16(vgg)
 
 
-def _lite0() -> Features:
-    """EfficientNet-Lite0 to an eighth of the resolution, with averages in place of strides.
+def _load_lite0() -> Features:
+    """Load EfficientNet-Lite0 down to an eighth of the resolution, with average pooling instead of strides.
 
-    A stride takes every second pixel, and a painter that is judged by it hides a pattern in the others. So the
-    convolutions with stride run at full resolution, and what comes out is averaged. The style is compared by the stem's
-    map and those of the first three stages, which are linear: their Gram matrices of 16 to 40 channels tell strokes and
-    colours well and cost little. The content is that of the last, which leaves room for strokes.
+    A stride skips every second pixel, so that a net trained with these features could hide patterns in the others.
+    Instead, these convolutions run at full resolution, followed by average pooling. The style loss uses the maps of the
+    stem and of the first three stages, which are linear: their Gram matrices of 16 to 40 channels distinguish strokes
+    and colors well at a low cost. The content loss uses the last map, which constrains strokes the least.
     """
     net = whitenorm.fold_(pretrained.efficientnet_lite0().eval(), batch_norms=True)
     first, second, third = list(net.blocks)[:3]  # type: ignore[arg-type]
@@ -85,20 +84,20 @@ def _lite0() -> Features:
     return Features(stages, 3, pretrained.MEAN, pretrained.STD)
 
 
-def _vgg16(path: Path) -> Features:
-    """VGG-16 as the recipe has it: style by four maps, content by the second."""
+def _load_vgg16(path: Path) -> Features:
+    """Load VGG-16 as in Johnson et al.: the style loss uses four maps, the content loss the second."""
     from torchvision.models import vgg16
 
     if not path.is_file():
         raise OSError(f"expected weights of torchvision's VGG-16 in {path} (got no such file)")
-    # Without a classifier's hundred million weights, and without drawing what is loaded.
+    # On the meta device, to create neither the classifier nor random weights.
     with torch.device("meta"):
         layers = vgg16(weights=None, init_weights=False).features
     weights = {name.removeprefix("features."): value for name, value in pretrained.file_weights(path).items()}
     pretrained.load_(layers.to_empty(device="cpu"), weights, str(path))
     for layer in layers:
         if isinstance(layer, nn.ReLU):
-            # A map that is compared must not change behind it.
+            # An in-place ReLU would overwrite a map that the losses use.
             layer.inplace = False
-    stages = [layers[start:end] for start, end in zip((0, *_VGG_CUTS), _VGG_CUTS, strict=False)]
-    return Features(stages, 1, _MEAN, _STD)
+    stages = [layers[start:end] for start, end in zip((0, *_VGG_ENDS), _VGG_ENDS, strict=False)]
+    return Features(stages, 1, IMAGENET_MEAN, IMAGENET_STD)

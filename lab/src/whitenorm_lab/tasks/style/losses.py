@@ -1,4 +1,4 @@
-"""Content, style and smoothness, as features of a trained network see them."""
+"""Perceptual losses of content and style, and total variation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from whitenorm_lab.tasks.style.features import Features
 
 
 class Losses(NamedTuple):
-    """One number an image, ``(N,)``, of each kind."""
+    """Losses per image, each ``(N,)``."""
 
     content: Tensor
     style: Tensor
@@ -19,7 +19,7 @@ class Losses(NamedTuple):
 
 
 class PerceptualLoss(nn.Module):
-    r"""How far painted images y are from the content of images x, and from one image s in style.
+    r"""Content loss of stylized images y relative to images x, style loss relative to an image s, and smoothness.
 
     .. math::
         \text{content} = \frac{\overline{(\phi_c(y) - \phi_c(x))^2}}{\operatorname{Var} \phi_c(s)}, \qquad
@@ -28,12 +28,12 @@ class PerceptualLoss(nn.Module):
         G_\ell = \frac{1}{HW} \phi_\ell \phi_\ell^\top
 
     with φ the network's maps and G their Gram matrices (`Gatys et al. <https://arxiv.org/abs/1508.06576>`_, `Johnson et
-    al. <https://arxiv.org/abs/1603.08155>`_). Both are relative to the style image's own, so that one set of weights
-    does for any network, layer and style. Smoothness is the mean squared difference of neighbouring pixels.
+    al. <https://arxiv.org/abs/1603.08155>`_). Both are relative to the style image's values, so that one set of weights
+    suits any network, layer and style. Smoothness is the mean squared difference of neighboring pixels.
 
     Args:
-        features: of a trained network.
-        style: ``(3, H, W)`` in [0, 1].
+        features: feature maps of a trained network.
+        style: the style image ``(3, H, W)`` in [0, 1].
 
     Example::
 
@@ -53,30 +53,30 @@ class PerceptualLoss(nn.Module):
         with torch.no_grad():
             maps = features(style[None])
         self.register_buffer("variance", maps[features.content].var(correction=0), persistent=False)
-        for i, one in enumerate(maps):
-            self.register_buffer(f"gram{i}", gram(one)[0], persistent=False)
+        for i, x in enumerate(maps):
+            self.register_buffer(f"gram{i}", compute_gram(x)[0], persistent=False)
 
-    def forward(self, painted: Tensor, images: Tensor) -> Losses:
-        maps = self.features(painted)
+    def forward(self, stylized: Tensor, images: Tensor) -> Losses:
+        maps = self.features(stylized)
         with torch.no_grad():
-            wanted = self.features.content_of(images)
-        content = (maps[self.features.content] - wanted).square().mean((1, 2, 3)) / self.variance
+            target = self.features.compute_content_map(images)
+        content = (maps[self.features.content] - target).square().mean((1, 2, 3)) / self.variance
         grams = [getattr(self, f"gram{i}") for i in range(len(maps))]
         style = [
-            (gram(one) - target).square().sum((1, 2)) / target.square().sum()
-            for one, target in zip(maps, grams, strict=True)
+            (compute_gram(x) - gram).square().sum((1, 2)) / gram.square().sum()
+            for x, gram in zip(maps, grams, strict=True)
         ]
-        return Losses(content, torch.stack(style).mean(0), variation(painted))
+        return Losses(content, torch.stack(style).mean(0), compute_variation(stylized))
 
 
-def gram(x: Tensor) -> Tensor:
-    """Products of all pairs of channels, the mean over positions: ``(N, C, H, W)`` → ``(N, C, C)``.
+def compute_gram(x: Tensor) -> Tensor:
+    """Compute Gram matrices, divided by the number of positions: ``(N, C, H, W)`` → ``(N, C, C)``.
 
-    In float32 at least, also under autocast: sums over a whole map are beyond half precision.
+    At least in float32, also under autocast: half precision is too coarse for sums over a whole map.
 
     Example::
 
-        >>> gram(torch.ones(1, 2, 3, 3))
+        >>> compute_gram(torch.ones(1, 2, 3, 3))
         tensor([[[1., 1.],
                  [1., 1.]]])
     """
@@ -85,12 +85,12 @@ def gram(x: Tensor) -> Tensor:
         return rows @ rows.mT / rows.shape[2]
 
 
-def variation(images: Tensor) -> Tensor:
-    """The mean squared difference of neighbours, across and down: ``(N, C, H, W)`` → ``(N,)``.
+def compute_variation(images: Tensor) -> Tensor:
+    """Compute the mean squared difference of horizontal and vertical neighbors: ``(N, C, H, W)`` → ``(N,)``.
 
     Example::
 
-        >>> variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
+        >>> compute_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
         tensor([1.])
     """
     return images.diff(dim=3).square().mean((1, 2, 3)) + images.diff(dim=2).square().mean((1, 2, 3))

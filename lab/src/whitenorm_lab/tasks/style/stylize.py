@@ -1,4 +1,4 @@
-"""``whitenorm-lab stylize``: an image painted by the net of a run of style transfer."""
+"""``whitenorm-lab stylize``: apply the net of a style transfer run to an image."""
 
 from __future__ import annotations
 
@@ -15,83 +15,78 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stylize:
-    """Paint an image with the net that a run of whitenorm-lab train style has trained.
+    """Apply the net of a whitenorm-lab train style run to an image of any size.
 
-    An image of any size and shape is painted whole. Of a greyscale image all channels are that one, and what is
-    transparent counts as white.
+    Grayscale images are converted to RGB, and transparent pixels become white.
     """
 
     image: tyro.conf.Positional[Path]
-    """The image's file."""
+    """Image file."""
     model: Path
-    """The folder of the run."""
+    """Folder of the run."""
     out: Path | None = None
-    """Where to write; IMAGE-stylized.png in the present folder if not given."""
+    """Output file; IMAGE-stylized.png in the current folder by default."""
     size: int | None = None
-    """Scale the image to so many pixels on its longer side first; strokes are as wide as in the training images."""
+    """First resize the longer side of the image to this many pixels; the width of strokes does not depend on it."""
     device: str | None = None
-    """cpu, cuda or another of torch's; a GPU where there is one if not given."""
+    """cpu, cuda or another torch device; by default a GPU if available."""
 
 
 def main(args: list[str]) -> None:
-    """Parse the arguments and run."""
-    run(tyro.cli(Stylize, prog="whitenorm-lab stylize", args=args))
-
-
-def run(options: Stylize) -> None:
-    """Paint, and say where the picture is."""
-    print(f"{options.image} is painted in {stylize(options)}")
+    """Parse the arguments, stylize the image, and print the output path."""
+    options = tyro.cli(Stylize, prog="whitenorm-lab stylize", args=args)
+    print(f"stylized {options.image}: {stylize(options)}")
 
 
 def stylize(options: Stylize) -> Path:
-    """Paint, write, and return the file."""
+    """Stylize an image, write the result, and return its path."""
     import torch
 
-    from whitenorm_lab.tasks.style import pictures
+    from whitenorm_lab.tasks.style import images
     from whitenorm_lab.training.folder import RunFolder
     from whitenorm_lab.training.loading import load
 
     out = options.out or Path(f"{options.image.stem}-stylized.png")
-    pictures.format_of(out)
+    images.get_format(out)
     if out.resolve() == options.image.resolve():
-        raise ValueError(f"expected another file to write than the image itself (got {out}); pass another --out")
-    picture = _scaled(pictures.read(options.image), options.size)
+        raise ValueError(f"expected another output file than the image itself (got {out}); pass another --out")
+    image = _resize_longer_side(images.read_image(options.image), options.size)
     config = RunFolder(options.model).read_config()
     if config.task != "style":
         raise ValueError(f"expected a run of style transfer (got {options.model}, one of {config.task})")
-    device = _device(options.device)
+    device = _get_device(options.device)
     net = load(options.model).to(device)
-    example = next(net.parameters())
+    dtype = next(net.parameters()).dtype
     with torch.no_grad():
-        painted = net(pictures.tensor(picture).to(device, example.dtype)[None] / 255)[0]
-    pictures.save(pictures.picture(painted), out)
+        stylized = net(images.to_tensor(image).to(device, dtype)[None] / 255)[0]
+    images.write_image(images.to_pil(stylized), out)
     return out
 
 
-def _scaled(picture: Image.Image, size: int | None) -> Image.Image:
-    """The picture with a longer side of so many pixels."""
+def _resize_longer_side(image: Image.Image, size: int | None) -> Image.Image:
+    """Resize an image so that its longer side has ``size`` pixels, if given."""
     from PIL import Image
 
-    from whitenorm_lab.tasks.style.net import SMALLEST
+    from whitenorm_lab.tasks.style.net import MIN_SIZE
 
     if size is None:
-        return picture
-    width, height = (round(side * size / max(picture.size)) for side in picture.size)
-    if min(width, height) < SMALLEST:
+        return image
+    width, height = (round(side * size / max(image.size)) for side in image.size)
+    if min(width, height) < MIN_SIZE:
         raise ValueError(
-            f"expected a size that leaves at least {SMALLEST} pixels on the shorter side (got {size}, of which "
-            f"{min(width, height)} are left); pass a larger --size"
+            f"expected a size with at least {MIN_SIZE} pixels on the shorter side (got {size}, which gives "
+            f"{min(width, height)}); pass a larger --size"
         )
-    return picture.resize((width, height), Image.Resampling.LANCZOS)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def _device(name: str | None) -> torch.device:
+def _get_device(name: str | None) -> torch.device:
     import torch
 
     if name is None:
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return found or torch.device("cpu")
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"expected a device that this machine has (got {name!r}): {error}") from error
+        raise ValueError(f"expected an available device (got {name!r}): {error}") from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whitenorm_lab.tasks.translation.text import Pairs
 from whitenorm_lab.tasks.translation.vocabulary import PAD
-from whitenorm_lab.training.batches import StepBatches, seeded_generator, split_in_order
+from whitenorm_lab.training.batches import StepBatches, build_generator, split_in_order
 
 # Per batch of a test. The search needs memory for each of their beams.
 _TEST_SENTENCES = 100
@@ -89,7 +89,7 @@ class TokenBatches(StepBatches):
         return len(self._sizes)
 
     def order(self, epoch: int) -> list[Tensor]:
-        random = seeded_generator(self.seed, epoch)
+        random = build_generator(self.seed, epoch)
         shuffled = torch.randperm(len(self._key), generator=random)
         rows = shuffled[self._key[shuffled].argsort(stable=True)]
         batches = rows.split(self._sizes)

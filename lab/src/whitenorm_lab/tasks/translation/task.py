@@ -120,9 +120,9 @@ class Translation(Task[Translate]):
         """Translate a batch with the search options of the configuration."""
         return model.translate(batch.source, self.config.beams, self.config.length_penalty)
 
-    def format_scores(self, numbers: dict[str, float]) -> str:
+    def format_scores(self, scores: dict[str, float]) -> str:
         formats = {"loss": "loss {:.4f}", "perplexity": "perplexity {:.2f}", "bleu": "BLEU {:.2f}"}
-        return ", ".join(formats[name].format(value) for name, value in numbers.items())
+        return ", ".join(formats[name].format(value) for name, value in scores.items())
 
     def finish(self, model: nn.Module, loaders: DataLoaders, folder: Path) -> None:
         assert isinstance(model, Translator)

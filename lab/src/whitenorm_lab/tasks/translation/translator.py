@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,8 @@ class Translator(nn.Module):
                 f"expected vocabularies of the same size for a shared embedding (got {sizes[0]} and {sizes[1]} pieces)"
             )
         self.source_vocabulary, self.target_vocabulary = source_vocabulary, target_vocabulary
-        options = M2M100Config(
+        # Any, because BART's layers take this configuration too, but are annotated with their own.
+        options: Any = M2M100Config(
             vocab_size=sizes[1],
             d_model=config.width,
             encoder_layers=config.encoder_layers,
@@ -73,7 +75,8 @@ class Translator(nn.Module):
             eos_token_id=EOS,
             decoder_start_token_id=BOS,
         )
-        self.net = M2M100ForConditionalGeneration(options)
+        # Any, because the annotations of generate exclude models with more than one base class.
+        self.net: Any = M2M100ForConditionalGeneration(options)
         encoder, decoder = self.net.model.encoder, self.net.model.decoder
         if not config.share_embeddings:
             encoder.embed_tokens = M2M100ScaledWordEmbedding(sizes[0], config.width, PAD, math.sqrt(config.width))

@@ -1,4 +1,4 @@
-"""A task as small as one can be, that is none of the library's: numbers from numbers."""
+"""A minimal task outside of the library: regression of numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Regress(RunConfig, NormOptions):
 
 @dataclass
 class RegressWide(Regress):
-    """A preset."""
+    """A preset with a wider net."""
 
     hidden: int = 16
 

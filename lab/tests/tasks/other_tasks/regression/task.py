@@ -1,4 +1,4 @@
-"""Everything that a task may have: arguments by name, a frozen net of its own, weights of examples, groups, files."""
+"""Uses every feature of the task interface: keyword inputs, a frozen net, parameter groups, files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from whitenorm_lab.nets import place_
 from whitenorm_lab.training.batches import (
     StepBatches,
     TestBatches,
+    build_generator,
     check_batch_size,
     draw_calibration_rows,
-    seeded_generator,
     shuffle_into_batches,
     split_in_order,
 )
@@ -19,11 +19,11 @@ from whitenorm_lab.training.loaders import DataLoaders
 from whitenorm_lab.training.scores import Means
 from whitenorm_lab.training.task import Task, call_model
 
-TRAINED, TESTED = 50, 13
+NUM_TRAIN, NUM_TEST = 50, 13
 
 
 class Net(nn.Module):
-    """Takes its input by name."""
+    """A net with keyword arguments."""
 
     def __init__(self, hidden):
         super().__init__()
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 class Batches(StepBatches):
-    """Rows of the training numbers, noisy."""
+    """Rows of the training numbers, with noise."""
 
     def __init__(self, numbers, config, step, rank, world):
         super().__init__(step)
@@ -49,13 +49,13 @@ class Batches(StepBatches):
         return shuffle_into_batches(torch.arange(len(self.numbers)), self.batch_size, self.seed, epoch)
 
     def batch(self, epoch, i, part):
-        noise = 0.01 * torch.randn(len(part), 4, generator=seeded_generator(self.seed, epoch, i))
+        noise = 0.01 * torch.randn(len(part), 4, generator=build_generator(self.seed, epoch, i))
         return {"numbers": (self.numbers[part] + noise)[self.rank :: self.world]}
 
 
 class Regression(Task):
     unit = "rows"
-    calibrated = 40
+    calibration_examples = 40
 
     def __init__(self, config):
         super().__init__(config)
@@ -68,19 +68,19 @@ class Regression(Task):
         if self.config.dataset != "wave":
             raise ValueError(f"expected wave (got {self.config.dataset})")
         numbers = (
-            torch.randn(TRAINED + TESTED, 4, generator=seeded_generator("numbers")) if dataset is None else dataset
+            torch.randn(NUM_TRAIN + NUM_TEST, 4, generator=build_generator("numbers")) if dataset is None else dataset
         )
-        train, test = numbers[:-TESTED], numbers[-TESTED:]
+        train, test = numbers[:-NUM_TEST], numbers[-NUM_TEST:]
         batches = Batches(train, self.config, step, rank, world)
 
-        def in_order(rows, numbers):
+        def build_test(rows, numbers):
             return TestBatches(split_in_order(rows, 5, rank, world), lambda share: {"numbers": numbers[share]})
 
         return DataLoaders(
             {"inputs": 4, "range": (-1, 1)},
             batches,
-            {"test": in_order(torch.arange(TESTED), test)},
-            lambda number: in_order(draw_calibration_rows(len(train), number, self.config.seed), train),
+            {"test": build_test(torch.arange(NUM_TEST), test)},
+            lambda count: build_test(draw_calibration_rows(len(train), count, self.config.seed), train),
             batches.batch_size,
         )
 

@@ -1,6 +1,6 @@
-"""Configurations of the papers by name: each says paper, expected number, cost and command.
+"""Configurations of the papers by name; each docstring gives paper, expected result, cost and command.
 
-The cost is that of convolutions and products as the configuration stands, three times forward, at two operations a
+The cost counts convolutions and matrix products: three times those of a forward pass, at two operations per
 multiply-add.
 """
 

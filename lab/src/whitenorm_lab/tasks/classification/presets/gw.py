@@ -1,4 +1,4 @@
-"""Group Whitening's configurations."""
+"""Configurations of the Group Whitening paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GwImagenet(IternormImagenet):
 
 @dataclass
 class GwAdvanced(GwImagenet):
-    """The same with cosine schedule, label smoothing and mixup (GW, tab. A4).
+    """``gw-imagenet`` with cosine schedule, label smoothing and mixup (GW, tab. A4).
 
     Expected: top-1 accuracy 78.46 % (BN 77.16 %, GN 76.09 %), for resnext50_32x4d 80.07 (78.84, 76.90).
     Cost: 3143 PFLOPs.
@@ -42,8 +42,8 @@ class GwAdvanced(GwImagenet):
 class GwMlp(Train):
     """MLP of four layers and 256 units on MNIST with GW (GW, fig. 1 and A2).
 
-    Expected: training and test error the same over batch sizes (--batch-size), where BN's (--norm bn) rise at small
-    ones; the paper shows them at the end of 50 epochs.
+    Expected: the same training and test error at all batch sizes (--batch-size), whereas BN's (--norm bn) rise at small
+    ones; the paper shows them after 50 epochs.
     Cost: 0.0072 PFLOPs.
     Command: whitenorm-lab train gw-mlp --batch-size 16
     """

@@ -1,4 +1,4 @@
-"""Iterative Normalization's configurations."""
+"""Configurations of the Iterative Normalization paper."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from whitenorm_lab.tasks.classification.presets.dbn import DbnImagenet, DbnWrn
 
 @dataclass
 class IternormVgg(Train):
-    """VGG with 16 convolutions on CIFAR-10 with IterNorm at every norm, all channels together (IterNorm, fig. 6, 7).
+    """VGG with 16 convolutions on CIFAR-10 with IterNorm at every norm, as one group of channels (IterNorm, fig. 6, 7).
 
     Expected: test error 0.79 points below BN's (--norm bn --group-size None) and 0.22 below DBN's (--norm dbn
     --group-size 16); batch 1024 at lr 0.4: 0.53 and 0.37; batch 16 at lr 0.0125: 1.11 and 1.05; lr 1: 0.75 and 0.58,
-    mean of 3 seeds. T (--newton-steps) 0 and 7 are worst; the group size makes little difference. Momentum and weight
-    decay are not given.
+    mean of 3 seeds. T (--newton-steps) 0 and 7 are worst; the group size makes little difference. The paper states
+    neither momentum nor weight decay.
     Cost: 19.1 PFLOPs.
     Command: whitenorm-lab train iternorm-vgg
     """
@@ -34,7 +34,7 @@ class IternormVgg(Train):
 class IternormWrn(DbnWrn):
     """Wide residual net on CIFAR-10 with IterNorm at every norm, groups of 64 (IterNorm, tab. 1).
 
-    Expected: test error 3.56 % (BN 3.89 %), with wrn-40-10 3.59 (3.82), mean of 5 seeds, with dropout as DBN's.
+    Expected: test error 3.56 % (BN 3.89 %), with wrn-40-10 3.59 (3.82), mean of 5 seeds, with DBN's dropout.
     Cost: 315 PFLOPs.
     Command: whitenorm-lab train iternorm-wrn --net wrn-40-10
     """

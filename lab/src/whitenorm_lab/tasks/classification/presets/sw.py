@@ -1,4 +1,4 @@
-"""Switchable Whitening's configurations, with ZCA as its text has it; the supplement gives places, not numbers."""
+"""Configurations of the Switchable Whitening paper, with ZCA; its supplement gives the places but no results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from whitenorm_lab.tasks.classification.presets.dbn import DbnImagenet, DbnResne
 class SwResnet(DbnResnet):
     """CIFAR ResNet with SW at norms 1, 4, 8, 12, … (SW, app. B).
 
-    Expected: no number in the supplement; compare with BN (--norm bn --solver None) and the five statistics (--norm
+    Expected: the supplement gives no number; compare with BN (--norm bn --solver None) and the five statistics (--norm
     sw5). Schedule as for DBN's ResNets.
     Cost: 2.0 PFLOPs.
     Command: whitenorm-lab train sw-resnet --net resnet56
@@ -28,7 +28,7 @@ class SwResnet(DbnResnet):
 class SwImagenet(DbnImagenet):
     """ImageNet ResNet-50 with SW at norms 1, 6, 12, …, 36 (SW, app. B).
 
-    Expected: no number in the supplement. Schedule as for IterNorm's ResNets.
+    Expected: the supplement gives no number. Schedule as for IterNorm's ResNets.
     Cost: 3143 PFLOPs.
     Command: torchrun --nproc-per-node 8 -m whitenorm_lab train sw-imagenet --dataset imagefolder:PATH
     """
