@@ -31,7 +31,7 @@ from whitenorm_lab.claims.evidence import Evidence, alike, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import one_legend, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.fitting import centred
+from whitenorm_lab.fitting import center_images
 from whitenorm_lab.papers.shared import faces
 
 _NORMS = ("NNN", "LN", "BN", "DBN")
@@ -47,7 +47,7 @@ def plan(scale: Settings) -> list[Settings]:
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """The curve of the best learning rate, and log10 of the condition number at some of its points; or times."""
     data = context.load("yaleb")
-    train = centred(data.train)
+    train = center_images(data.train)
     if "timed" in settings:
         return faces.step_times(settings, train, data.classes)
     values, states = faces.search(settings, context, train, data.classes)

@@ -25,7 +25,7 @@ from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.fitting import centred
+from whitenorm_lab.fitting import center_images
 from whitenorm_lab.papers.shared import faces
 
 _MIDDLE = 16
@@ -42,7 +42,7 @@ def plan(scale: Settings) -> list[Settings]:
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """The curve of the best learning rate; or times."""
     data = context.load("pie")
-    train = centred(data.train)
+    train = center_images(data.train)
     if "timed" in settings:
         return faces.step_times(settings, train, data.classes)
     return faces.search(settings, context, train, data.classes)[0]

@@ -52,7 +52,7 @@ from whitenorm_lab.papers.shared.perceptrons import (
     rest_below,
     tuned,
 )
-from whitenorm_lab.side_by_side import Rows, fit_side_by_side
+from whitenorm_lab.side_by_side import RowNorm, fit_side_by_side
 
 _LINEAR, _ONE, _FOUR = 0, 1, 4
 _TITLES = {_LINEAR: "linear classifier", _ONE: "one-layer MLP", _FOUR: "four-layer MLP"}
@@ -114,7 +114,7 @@ def _kinds(groups: list[int]) -> list[Settings]:
     return [{"norm": "plain"}, *({"norm": name, "groups": g} for name in _NORMS for g in groups)]
 
 
-def _norm(norm: str, groups: int = 1) -> Rows | None:
+def _norm(norm: str, groups: int = 1) -> RowNorm | None:
     return None if norm == "plain" else partial(_NORMS[norm], num_groups=groups, eps=_EPS)
 
 

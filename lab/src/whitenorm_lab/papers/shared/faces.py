@@ -27,7 +27,7 @@ from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Context, Settings
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
-from whitenorm_lab.fitting import fit, stepping
+from whitenorm_lab.fitting import fit, make_step
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.nets.nnn import NaturalNetwork
 from whitenorm_lab.nets.parts import lecun_
@@ -124,7 +124,7 @@ def step_times(settings: Settings, train: Split, classes: int) -> dict[str, Any]
     for number, method in enumerate(settings["timed"]):
         natural = {"damping": 1.0, "interval": _NEVER} if method["method"] == "NNN" else {}
         model = network(method, train.images, classes, **natural)  # type: ignore[arg-type]
-        runs[str(number)] = stepping(model, train, lr=0.01, batch_size=method["batch_size"])
+        runs[str(number)] = make_step(model, train, lr=0.01, batch_size=method["batch_size"])
         if isinstance(model, NaturalNetwork):
             runs["refresh"] = model.refresh
     seconds = {name: statistics.median(times) for name, times in interleaved(runs, settings["rounds"]).items()}

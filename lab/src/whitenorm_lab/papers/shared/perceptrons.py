@@ -22,7 +22,7 @@ from whitenorm_lab.claims.experiment import Context, Settings
 from whitenorm_lab.claims.plots import levels_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import Split
-from whitenorm_lab.fitting import Measure, centred, error, fit
+from whitenorm_lab.fitting import Measure, center_images, compute_error, fit
 from whitenorm_lab.nets.mlp import mlp
 
 Judge = Callable[[Results], Evidence]
@@ -67,7 +67,7 @@ def mnist(context: Context, images: int, test_images: int) -> tuple[Split, Split
     first = Split(whole.train.images[:images], whole.train.labels[:images])
     mean = first.images.float().div(255).mean(0)
     test = Split(whole.test.images[:test_images], whole.test.labels[:test_images])
-    return centred(first, mean), centred(test, mean)
+    return center_images(first, mean), center_images(test, mean)
 
 
 def trained(model: nn.Module, train: Split, test: Split, settings: Settings, context: Context) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _tested(train: Split, test: Split, settings: Settings) -> Measure:
     def measure(model: nn.Module) -> dict[str, float]:
         if anew:
             recalibrate_(model, train.images.split(_ROWS), progress=False)
-        return {"test": error(model, test)}
+        return {"test": compute_error(model, test)}
 
     return measure
 
