@@ -17,7 +17,7 @@ from whitenorm_lab.claims.evidence import Evidence, alike
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
 from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.perceptrons import Judge, below, run, tuned
+from whitenorm_lab.papers.shared.perceptrons import Judge, expect_lower, run, select_best_lr
 
 _PLAIN: Settings = {"norm": "plain"}
 _PCA: Settings = {"norm": "DBN-PCA", "eps": 1e-3, "affine": False}
@@ -36,11 +36,11 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def _below(hidden: int, one: Settings, other: Settings) -> Judge:
-    return below("final_loss", {**one, "hidden": hidden}, {**other, "hidden": hidden})
+    return expect_lower("final_loss", {**one, "hidden": hidden}, {**other, "hidden": hidden})
 
 
 def _guesses(results: Results) -> Evidence:
-    errors = tuned(results, hidden=3, **_PCA).values("final_error")
+    errors = select_best_lr(results, hidden=3, **_PCA).values("final_error")
     return alike(errors, [_CHANCE] * len(errors), ("error in % of DBN-PCA", "guessing"), margin=10)
 
 
@@ -49,7 +49,7 @@ def draw(results: Results) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
     for panel, hidden in zip(axes, (1, 3), strict=True):
         for norm in (_PLAIN, _PCA, _ZCA):
-            found = tuned(results, hidden=hidden, **norm)
+            found = select_best_lr(results, hidden=hidden, **norm)
             name = f"{norm['norm']}, lr {found.levels('lr')[0]}"
             spread_line(panel, found[0].values["step"], found.values("loss"), name)
         panel.set(xlabel="step", ylabel="training loss", yscale="log", title=f"{hidden + 1} layers")

@@ -39,9 +39,9 @@ _NORMS = ("NNN", "LN", "BN", "DBN")
 
 def plan(scale: Settings) -> list[Settings]:
     """Every method, of which DBN whitens all features of a layer together; then their times."""
-    methods = [faces.method(name, scale) for name in faces.METHODS]
+    methods = [faces.build_search_settings(name, scale) for name in faces.METHODS]
     searches = [{**method, "fisher_every": scale["fisher_every"]} for method in methods]
-    return [*searches, faces.timing(methods, scale["rounds"])]
+    return [*searches, faces.build_timing_settings(methods, scale["rounds"])]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
@@ -49,10 +49,10 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     data = context.load("yaleb")
     train = center_images(data.train)
     if "timed" in settings:
-        return faces.step_times(settings, train, data.classes)
+        return faces.measure_step_times(settings, train, data.classes)
     values, states = faces.search(settings, context, train, data.classes)
     every = settings["fisher_every"]
-    model = faces.network(settings, train.images, data.classes, **_natural(values["chosen"])).train()
+    model = faces.build_network(settings, train.images, data.classes, **_natural(values["chosen"])).train()
     return {
         **values,
         "fisher_step": values["step"][every - 1 :: every],
@@ -87,15 +87,15 @@ def _dbn_best(results: Results) -> Evidence:
 
 
 def _faster_than_plain(results: Results) -> Evidence:
-    return every(*(faces.faster(results, name, ["plain"]) for name in _NORMS))
+    return every(*(faces.lower_after_equal_time(results, name, ["plain"]) for name in _NORMS))
 
 
 def _dbn_fastest(results: Results) -> Evidence:
-    return faces.faster(results, "DBN", ["NNN", "LN", "BN"])
+    return faces.lower_after_equal_time(results, "DBN", ["NNN", "LN", "BN"])
 
 
 def _twice_the_time(results: Results) -> Evidence:
-    ends = {name: faces.over_time(results).values("seconds", method=name) for name in ("BN", "DBN")}
+    ends = {name: faces.add_seconds(results).values("seconds", method=name) for name in ("BN", "DBN")}
     ratios = [dbn[-1] / bn[-1] for dbn, bn in zip(ends["DBN"], ends["BN"], strict=True)]
     return alike(ratios, [2.0] * len(ratios), ("time of a step over BN's", "the paper's"), margin=0.5)
 
@@ -104,8 +104,8 @@ def draw(results: Results) -> Figure:
     """Condition number over updates and training loss over time, mean and range of the seeds."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name in results.levels("method"):
-        found = faces.over_time(results).where(method=name)
-        label = f"{name}, {faces.describe(found)}"
+        found = faces.add_seconds(results).where(method=name)
+        label = f"{name}, {faces.format_chosen(found)}"
         if all(found.values("fisher")):
             curves = 10 ** np.array(found.values("fisher"))
             spread_line(left, found[0].values["fisher_step"], curves.tolist(), label, marker="o")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Claim
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.classification import FEW, entry, last, lower_error, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, get_final_values, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.dbn import DbnDeep
 
 _DEPTHS = (20, 32, 44)
@@ -23,12 +23,12 @@ def _degrades(results: Results) -> Evidence:
     """What the training error gains from 20 to 44 layers, seed by seed."""
     gains = {}
     for norm in ("DBN", "BN"):
-        ends = [last(results, "train_error", f"{norm}, {depth} layers") for depth in (20, 44)]
+        ends = [get_final_values(results, "train_error", f"{norm}, {depth} layers") for depth in (20, 44)]
         gains[norm] = [deep - shallow for shallow, deep in zip(*ends, strict=True)]
     return lower(gains["DBN"], gains["BN"], ("DBN's rise", "BN's rise"))
 
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "dbn-deep",
     variants(
         DbnDeep(),

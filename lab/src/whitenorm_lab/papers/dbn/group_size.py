@@ -34,9 +34,9 @@ _OTHERS = ("plain", "NNN", "LN", "BN")
 
 def plan(scale: Settings) -> list[Settings]:
     """DBN with every group size, and the other methods; then their times."""
-    sizes = [faces.method("DBN", scale, size) for size in scale["group_sizes"]]
-    methods = sizes + [faces.method(name, scale) for name in _OTHERS]
-    return [*methods, faces.timing(methods, scale["rounds"])]
+    sizes = [faces.build_search_settings("DBN", scale, size) for size in scale["group_sizes"]]
+    methods = sizes + [faces.build_search_settings(name, scale) for name in _OTHERS]
+    return [*methods, faces.build_timing_settings(methods, scale["rounds"])]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     data = context.load("pie")
     train = center_images(data.train)
     if "timed" in settings:
-        return faces.step_times(settings, train, data.classes)
+        return faces.measure_step_times(settings, train, data.classes)
     return faces.search(settings, context, train, data.classes)[0]
 
 
@@ -57,7 +57,7 @@ def _slower_than_middle(extreme: int) -> Any:
 
 
 def _faster_than(name: str) -> Any:
-    return lambda results: faces.faster(results, "DBN", [name], group_size=_MIDDLE)
+    return lambda results: faces.lower_after_equal_time(results, "DBN", [name], group_size=_MIDDLE)
 
 
 def draw(results: Results) -> Figure:
@@ -65,10 +65,10 @@ def draw(results: Results) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for size in results.levels("group_size"):
         found = results.where(group_size=size)
-        spread_line(left, found[0].values["step"], found.values("loss"), f"G{size}, {faces.describe(found)}")
+        spread_line(left, found[0].values["step"], found.values("loss"), f"G{size}, {faces.format_chosen(found)}")
     for name in (*_OTHERS, "DBN"):
-        found = faces.over_time(results).where(method=name, **({"group_size": _MIDDLE} if name == "DBN" else {}))
-        label = f"{name}{f' G{_MIDDLE}' if name == 'DBN' else ''}, {faces.describe(found)}"
+        found = faces.add_seconds(results).where(method=name, **({"group_size": _MIDDLE} if name == "DBN" else {}))
+        label = f"{name}{f' G{_MIDDLE}' if name == 'DBN' else ''}, {faces.format_chosen(found)}"
         spread_line(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
     left.set(xlabel="updates", ylabel="training loss", yscale="log", title="DBN by group size")
     right.set(xlabel="seconds in steps", ylabel="training loss", yscale="log", title="methods over time")

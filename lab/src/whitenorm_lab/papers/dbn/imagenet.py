@@ -7,7 +7,7 @@ Command: ``whitenorm-lab reproduce dbn-imagenet --data ROOT``, with ROOT/imagene
 
 from __future__ import annotations
 
-from whitenorm_lab.papers.shared.classification import below_bn, entry, variants
+from whitenorm_lab.papers.shared.classification import build_experiment, errors_below_bn, variants
 from whitenorm_lab.tasks.classification.presets.dbn import DbnImagenet
 
 _PRINTED = {
@@ -17,14 +17,14 @@ _PRINTED = {
     "Res-101": {"BN": 22.54, "DBN-scale-L1": 22.17},
 }
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "dbn-imagenet",
     variants(
         DbnImagenet(),
         {case: {"net": case.lower().replace("-", "net")} for case in _PRINTED},
         {"BN": {"norm": "bn", "where": "all", "bias": True}, "DBN-scale-L1": {}},
     ),
-    below_bn(_PRINTED),
+    errors_below_bn(_PRINTED),
     reduced={"cases": ["Res-18"], "image_size": 64, "epochs": 5},
     smoke={"cases": ["Res-18"], "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0},
     paper="DBN",

@@ -31,7 +31,7 @@ from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.nets.parts import lecun_
-from whitenorm_lab.papers.shared.perceptrons import mnist
+from whitenorm_lab.papers.shared.perceptrons import load_mnist
 
 _WIDTH, _LR, _EPS = 100, 0.5, 1e-5
 _RANGE = (0.5, 2.0)
@@ -58,7 +58,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """The share of singular values in the range, and their percentiles."""
-    train, _ = mnist(context, settings["images"], 0)
+    train, _ = load_mnist(context, settings["images"], 0)
     hidden = [_WIDTH] * settings["hidden"]
     activation = _ACTIVATIONS[settings["activation"]]
     net = lecun_(mlp(10, (1, 28, 28), hidden=hidden, norm=_NORMS[settings["norm"]], activation=lambda _: activation()))

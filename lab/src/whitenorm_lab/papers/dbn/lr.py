@@ -9,10 +9,10 @@ Command: ``whitenorm-lab reproduce dbn-lr --data ROOT``.
 
 from __future__ import annotations
 
-from whitenorm_lab.papers.shared.classification import FEW, entry, lower_error, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.dbn import DbnRate
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "dbn-lr",
     variants(DbnRate(), {"": {}}, {"BN": {"norm": "bn", "affine": True}, "DBN": {"group_size": 14}}),
     (lower_error("DBN", "BN", "a picture: training accuracy significantly better", "train_error"),),

@@ -14,7 +14,14 @@ from typing import Any
 from whitenorm_lab.claims.evidence import Evidence, lower, not_run
 from whitenorm_lab.claims.experiment import Claim
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.classification import FEW, below_bn, entry, last, lower_error, variants
+from whitenorm_lab.papers.shared.classification import (
+    FEW,
+    build_experiment,
+    errors_below_bn,
+    get_final_values,
+    lower_error,
+    variants,
+)
 from whitenorm_lab.tasks.classification.presets.dbn import DbnResnet
 
 _PRINTED = {
@@ -46,7 +53,7 @@ def _gains_more(results: Results) -> Evidence:
     """By how many points DBN-scale-L1 is below BN, seed by seed, at 20 layers and at 56."""
     if "BN, Res-56" not in results.levels("variant"):
         return not_run()
-    ends = {name: last(results, "test_error", name) for name in results.levels("variant")}
+    ends = {name: get_final_values(results, "test_error", name) for name in results.levels("variant")}
     gains = [
         [bn - dbn for bn, dbn in zip(ends[f"BN, {case}"], ends[f"DBN-scale-L1, {case}"], strict=True)]
         for case in ("Res-20", "Res-56")
@@ -56,10 +63,10 @@ def _gains_more(results: Results) -> Evidence:
 
 _DEEPER = Claim("DBN-scale-L1 gains more on BN at 56 layers than at 20", "0.17 and 0.72 points", _gains_more)
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "dbn-resnet",
     variants(DbnResnet(), _NETS, _NORMS),
-    (*below_bn(_PRINTED), *_WITHOUT_SCALE, _DEEPER),
+    (*errors_below_bn(_PRINTED), *_WITHOUT_SCALE, _DEEPER),
     reduced={
         "cases": ["Res-20"],
         "variants": [f"{norm}, Res-20" for norm in ("BN", "DBN-scale-L1", "DBN-L1")],

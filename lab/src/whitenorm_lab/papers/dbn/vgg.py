@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from whitenorm_lab.papers.shared.classification import FEW, entry, lower_error, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.dbn import DbnVgg
 
 _CASES: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ _POINTS = {"SGD": 0.61, "Adam": 1.34, "ELU": 1.44, "norm after ReLU": 0.38}
 
 _NORMS: dict[str, dict[str, Any]] = {"BN": {"norm": "bn", "affine": True}, "DBN": {"group_size": 16}}
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "dbn-vgg",
     variants(DbnVgg(validation_images=5000), _CASES, _NORMS),
     (

@@ -9,7 +9,7 @@ Command: ``whitenorm-lab reproduce dbn-wrn --data ROOT``.
 
 from __future__ import annotations
 
-from whitenorm_lab.papers.shared.classification import FEW, below_bn, entry, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, errors_below_bn, variants
 from whitenorm_lab.tasks.classification.presets.dbn import DbnWrn
 
 _CASES = {
@@ -26,10 +26,10 @@ _PRINTED = {
 }
 _HERE = {"cases": ["WRN-28-10, CIFAR-10"], "nets": {"wrn-28-10": "wrn-16-2"}, "resize": 16}
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "dbn-wrn",
     variants(DbnWrn(), _CASES, {"BN": {"norm": "bn", "where": "all", "bias": True}, "DBN-scale-L1": {}}),
-    below_bn(_PRINTED),
+    errors_below_bn(_PRINTED),
     reduced={**_HERE, "train_images": 10000, "epochs": 20, "test_every": 5},
     smoke={**_HERE, **FEW},
     first_seed=20,

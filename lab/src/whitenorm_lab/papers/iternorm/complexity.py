@@ -26,7 +26,7 @@ from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.costs import products
-from whitenorm_lab.papers.shared.overheads import one_legend
+from whitenorm_lab.papers.shared.overheads import draw_legend_above
 
 
 def plan(scale: Settings) -> list[Settings]:
@@ -126,7 +126,7 @@ def draw(results: Results) -> Figure:
         panel.set(xlabel="steps T", xticks=steps, title=f"batch {images}, {found[0].settings['resolution']}²")
         panel.grid(alpha=0.3)
     axes[0, 0].set(ylabel="times a 3×3 convolution's multiplications", yscale="log")
-    one_legend(figure)
+    draw_legend_above(figure)
     return figure
 
 

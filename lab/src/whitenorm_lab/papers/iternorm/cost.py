@@ -108,16 +108,16 @@ def draw(results: Results) -> Figure:
     for panel, width in zip(axes, _WIDTHS, strict=False):
         found = results.where(width=width)
         fed = found[0].settings
-        overheads.bars(panel, {name: (found.values(name), TO_CONVOLUTION[name, width]) for name in _LAYERS}, 1)
+        overheads.draw_bars(panel, {name: (found.values(name), TO_CONVOLUTION[name, width]) for name in _LAYERS}, 1)
         panel.set(
             title=f"a layer: d = {width}, N = {fed['samples']}, {fed['resolution']}²",
             xlabel="times the 3×3 convolution's time",
         )
     vgg = results.where(what="VGG")
     fed = vgg[0].settings
-    overheads.bars(axes[-1], {"IterNorm": (vgg.values("to_dbn"), VGG_TO_DBN)}, 1)
+    overheads.draw_bars(axes[-1], {"IterNorm": (vgg.values("to_dbn"), VGG_TO_DBN)}, 1)
     axes[-1].set(title=f"{fed['net']}, batch {fed['batch']}", xlabel="times a training step with DBN")
-    overheads.one_legend(figure)
+    overheads.draw_legend_above(figure)
     return figure
 
 

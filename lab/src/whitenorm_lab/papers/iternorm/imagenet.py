@@ -11,7 +11,13 @@ from __future__ import annotations
 from whitenorm_lab.claims.evidence import Evidence, alike
 from whitenorm_lab.claims.experiment import Claim
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.classification import below_bn, entry, last, lower_error, variants
+from whitenorm_lab.papers.shared.classification import (
+    build_experiment,
+    errors_below_bn,
+    get_final_values,
+    lower_error,
+    variants,
+)
 from whitenorm_lab.tasks.classification.presets.iternorm import IternormImagenet
 
 _NORMS = {
@@ -36,15 +42,15 @@ _PANELS = {
 
 def _no_better(results: Results) -> Evidence:
     """Within half a point."""
-    ends = [last(results, "test_error", f"{name}, Res-18") for name in ("IterNorm-full", "IterNorm-L1")]
+    ends = [get_final_values(results, "test_error", f"{name}, Res-18") for name in ("IterNorm-full", "IterNorm-L1")]
     return alike(ends[0], ends[1], ("IterNorm-full", "IterNorm-L1"), margin=0.5)
 
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "iternorm-imagenet",
     _PANELS,
     (
-        *below_bn(_PRINTED),
+        *errors_below_bn(_PRINTED),
         lower_error("IterNorm-L1, Res-18", "DBN-L1, Res-18", "DBN-L1 29.50 %, IterNorm-L1 29.34 %: marginally better"),
         *(
             lower_error(f"IterNorm-L1 + DF, {case}", f"IterNorm-L1, {case}", "significantly improves")

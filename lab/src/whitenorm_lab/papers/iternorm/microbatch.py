@@ -19,7 +19,7 @@ from whitenorm_lab.claims.evidence import Evidence, alike, lower
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
 from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.perceptrons import below, run, tuned
+from whitenorm_lab.papers.shared.perceptrons import expect_lower, run, select_best_lr
 
 _PLAIN: Settings = {"norm": "plain"}
 _BN: Settings = {"norm": "BN", "eps": 1e-5}
@@ -34,12 +34,12 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def _guesses(results: Results) -> Evidence:
-    errors = tuned(results, **_BN).values("final_error")
+    errors = select_best_lr(results, **_BN).values("final_error")
     return alike(errors, [_CHANCE] * len(errors), ("error in % of BN", "guessing"), margin=10)
 
 
 def _learns(results: Results) -> Evidence:
-    errors = tuned(results, **_PLAIN).values("final_error")
+    errors = select_best_lr(results, **_PLAIN).values("final_error")
     return lower(errors, [_CHANCE / 2] * len(errors), ("error in % of plain", "half of guessing"))
 
 
@@ -47,7 +47,7 @@ def draw(results: Results) -> Figure:
     """Training loss at the best learning rates."""
     figure, panel = plt.subplots(figsize=(5, 3.8), layout="constrained")
     for norm in (_PLAIN, _BN):
-        found = tuned(results, **norm)
+        found = select_best_lr(results, **norm)
         name = f"{norm['norm']}, lr {found.levels('lr')[0]}"
         spread_line(panel, found[0].values["step"], found.values("loss"), name)
     panel.axhline(math.log(10), color="grey", linestyle=":", label="guessing")
@@ -66,7 +66,9 @@ EXPERIMENT = Experiment(
     data=("mnist",),
     reduction="One pass over 20,000 images of 60,000; the paper prints no number of steps.",
     claims=(
-        Claim("BN trains worse than no norm", "training loss far above plain's", below("final_loss", _PLAIN, _BN)),
+        Claim(
+            "BN trains worse than no norm", "training loss far above plain's", expect_lower("final_loss", _PLAIN, _BN)
+        ),
         Claim("BN's results are those of guessing", "random results; here within 10 points of 90 %", _guesses),
         Claim("The network without norm learns", "learns well; here below half of 90 %", _learns),
     ),

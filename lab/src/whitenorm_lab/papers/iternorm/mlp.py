@@ -23,7 +23,7 @@ from whitenorm_lab.claims.evidence import every
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
 from whitenorm_lab.claims.plots import line_styles, one_legend, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.perceptrons import Judge, below, label, run, tuned
+from whitenorm_lab.papers.shared.perceptrons import Judge, expect_lower, format_method, run, select_best_lr
 
 _PLAIN: Settings = {"norm": "plain"}
 _BN: Settings = {"norm": "BN", "eps": 1e-5}
@@ -42,7 +42,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def _all(value: str, *pairs: tuple[Settings, Settings]) -> Judge:
-    return lambda results: every(*(below(value, *pair)(results) for pair in pairs))
+    return lambda results: every(*(expect_lower(value, *pair)(results) for pair in pairs))
 
 
 def draw(results: Results) -> Figure:
@@ -60,8 +60,8 @@ def draw(results: Results) -> Figure:
 
 def _panel(panel: Axes, results: Results, norms: Sequence[Settings], lines: dict[str, str]) -> None:
     for norm in norms:
-        found = tuned(results, **norm)
-        name = f"{label(norm)}, lr {found.levels('lr')[0]}"
+        found = select_best_lr(results, **norm)
+        name = f"{format_method(norm)}, lr {found.levels('lr')[0]}"
         for value, style in lines.items():
             legend = name if value == next(iter(lines)) else "_"
             spread_line(
@@ -91,8 +91,8 @@ EXPERIMENT = Experiment(
             "all significantly better",
             _all("final_loss", (_BN, _PLAIN), (_DBN, _PLAIN), (_ITER[5], _PLAIN)),
         ),
-        Claim("IterNorm trains better than DBN", "lower training error", below("final_loss", _ITER[5], _DBN)),
-        Claim("IterNorm trains better than BN", "lower training error", below("final_loss", _ITER[5], _BN)),
+        Claim("IterNorm trains better than DBN", "lower training error", expect_lower("final_loss", _ITER[5], _DBN)),
+        Claim("IterNorm trains better than BN", "lower training error", expect_lower("final_loss", _ITER[5], _BN)),
         Claim(
             "The test error of DBN suffers",
             "above those of IterNorm and BN",
@@ -106,7 +106,7 @@ EXPERIMENT = Experiment(
             )
             for end in (1, 9)
         ),
-        Claim("T = 9 has a worse test error", "significantly worse", below("final_test", _ITER[5], _ITER[9])),
+        Claim("T = 9 has a worse test error", "significantly worse", expect_lower("final_test", _ITER[5], _ITER[9])),
     ),
     scales={
         "smoke": {"images": 200, "test_images": 50, "steps": 2, "lrs": [0.5]},

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from whitenorm_lab.claims.experiment import Claim
-from whitenorm_lab.papers.shared.classification import FEW, entry, errors_below, lower_error, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, errors_below, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.iternorm import IternormVgg
 
 _CASES: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ _NORMS: dict[str, dict[str, Any]] = {
     "IterNorm": {},
 }
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "iternorm-vgg",
     variants(IternormVgg(), _CASES, _NORMS),
     (

@@ -16,7 +16,7 @@ from __future__ import annotations
 from whitenorm_lab.claims.evidence import Evidence, alike, every
 from whitenorm_lab.claims.experiment import Claim
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.classification import FEW, entry, last, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, get_final_values, variants
 from whitenorm_lab.tasks.classification.presets.iternorm import IternormVgg
 
 _SIZES = (512, 256, 64, 32, 1)
@@ -30,7 +30,7 @@ def _name(size: int) -> str:
 def _not_sensitive(which: str) -> Claim:
     def judge(results: Results) -> Evidence:
         there = [size for size in _SIZES[:-1] if _name(size) in results.levels("variant")]
-        ends = {size: last(results, which, _name(size)) for size in there}
+        ends = {size: get_final_values(results, which, _name(size)) for size in there}
         # Of the net that ran, which may be narrower.
         ran = {size: _name(results.where(variant=_name(size))[0].settings["group_size"]) for size in there}
         margin = round(max(max(errors) - min(errors) for errors in ends.values()), 2)
@@ -43,7 +43,7 @@ def _not_sensitive(which: str) -> Claim:
     )
 
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "iternorm-vgg-group",
     variants(IternormVgg(), {"": {}}, {_name(size): {"group_size": size} for size in _SIZES}),
     (_not_sensitive("train_error"), _not_sensitive("test_error")),

@@ -8,12 +8,12 @@ scale has a net of 8 channels in its first layer, 20,000 images at 16² and 15 e
 from __future__ import annotations
 
 from whitenorm_lab.claims.experiment import Claim
-from whitenorm_lab.papers.shared.classification import FEW, entry, errors_below, lower_error, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, errors_below, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.iternorm import IternormVgg
 
 _STEPS = (0, 1, 3, 5, 7)
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "iternorm-vgg-T",
     variants(IternormVgg(), {"": {}}, {f"T = {steps}": {"newton_steps": steps} for steps in _STEPS}),
     (

@@ -9,18 +9,18 @@ the same as those of ``dbn-wrn``, and made once for both. Command: ``whitenorm-l
 
 from __future__ import annotations
 
-from whitenorm_lab.papers.shared.classification import FEW, below_bn, entry, lower_error, variants
+from whitenorm_lab.papers.shared.classification import FEW, build_experiment, errors_below_bn, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.iternorm import IternormWrn
 
 _CASES = {"WRN-28-10": {}, "WRN-40-10": {"net": "wrn-40-10"}}
 _PRINTED = {"WRN-28-10": {"BN": 3.89, "IterNorm": 3.56}, "WRN-40-10": {"BN": 3.82, "IterNorm": 3.59}}
 _HERE = {"cases": ["WRN-28-10"], "nets": {"wrn-28-10": "wrn-16-2"}, "group_share": 0.25, "resize": 16}
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "iternorm-wrn",
     variants(IternormWrn(), _CASES, {"BN": {"norm": "bn"}, "IterNorm": {"group_size": 64}}),
     (
-        *below_bn(_PRINTED),
+        *errors_below_bn(_PRINTED),
         *(lower_error(f"IterNorm, {case}", f"BN, {case}", "fig. 8: trains faster", "train_error") for case in _CASES),
     ),
     reduced={**_HERE, "train_images": 10000, "epochs": 20, "test_every": 5},
