@@ -1,8 +1,11 @@
 """DBN table 3: ImageNet ResNets with DBN-scale as their first norm.
 
 Paper: 90 epochs, batch 256, single crop: top-1 errors of Res-18/34/50/101 30.21 → 29.87, 26.53 → 26.46, 24.87 → 24.29,
-22.54 → 22.17. The default scale is Res-18 at 64² on a folder of images of your own under the data root, for 5 epochs.
-Command: ``whitenorm-lab reproduce dbn-imagenet --data ROOT``, with ROOT/imagenet/train and ROOT/imagenet/val.
+22.54 → 22.17.
+
+Default scale: Res-18 at 64² for 5 epochs, on your own folder of images with ``imagenet/train`` and ``imagenet/val``
+under the data root.
+Cost: hours, by the number of images. Command: ``whitenorm-lab reproduce dbn-imagenet --data ROOT``.
 """
 
 from __future__ import annotations
