@@ -26,21 +26,21 @@ def test_products_are_counted_on_meta_tensors():
 
 
 def test_batches_of_the_axes_share_eigenvectors():
-    first, second = axes.batches(60, seed=3)
+    first, second = axes.make_batches(60, seed=3)
     assert torch.equal(first[:-2], second[:-2])
     vectors = [torch.linalg.eigh(torch.cov(batch.T)).eigenvectors.abs() for batch in (first, second)]
     assert torch.allclose(vectors[0], vectors[1].flip(1), atol=1e-4)
 
 
 def test_clouds_are_the_outputs_of_the_layers():
-    x = clouds.cloud(200, seed=1)
+    x = clouds.make_cloud(200, seed=1)
     norms = {
         "BN": nn.BatchNorm1d(2, 1e-12, affine=False),
         "DBN": whitenorm.DecorrelatedBatchNorm(2, 2, 0, affine=False),
         "IterNorm T=3": whitenorm.IterNorm(2, 2, 3, 0, affine=False),
     }
     for method, norm in norms.items():
-        assert torch.allclose(clouds.normalised(x, method), norm(x), atol=1e-4), method
+        assert torch.allclose(clouds.normalize(x, method), norm(x), atol=1e-4), method
 
 
 def test_dbn_as_printed_is_dbn_except_for_equal_eigenvalues():
@@ -48,14 +48,14 @@ def test_dbn_as_printed_is_dbn_except_for_equal_eigenvalues():
     cov = (x.T @ x / 40).requires_grad_()
     grad = torch.randn(6, 6, dtype=torch.float64)
     gradients = []
-    for solver in (dbn_stability.printed_zca, "zca"):
+    for solver in (dbn_stability.zca_as_printed, "zca"):
         matrix = solvers.inverse_sqrt(cov, solver)
         gradients.append((matrix, *torch.autograd.grad(matrix, cov, grad)))
     for printed, ours in zip(*gradients, strict=True):
         assert torch.allclose(printed, ours)
     # Equal eigenvalues: their difference is zero and the gradient is not finite.
     equal = torch.eye(3, requires_grad=True)
-    assert not torch.autograd.grad(dbn_stability.printed_zca(equal).sum(), equal)[0].isfinite().all()
+    assert not torch.autograd.grad(dbn_stability.zca_as_printed(equal).sum(), equal)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("how", ["error", "loss", "not at all"])
@@ -67,7 +67,7 @@ def test_a_run_that_breaks_down_reports_its_steps(monkeypatch, how):
         return {"loss": [2.0, float("inf") if how == "loss" else 1.0]}
 
     monkeypatch.setattr(dbn_stability, "fit", fake_fit)
-    monkeypatch.setattr(dbn_stability, "_images", lambda context, count, side: None)
+    monkeypatch.setattr(dbn_stability, "_load_images", lambda context, count, side: None)
     scale = dbn_stability.EXPERIMENT.scales["smoke"]
     values = dbn_stability.run(dbn_stability.plan(scale)[-1], Context(0))
     assert values["finished"] == (2 if how == "not at all" else 1)
