@@ -78,7 +78,8 @@ def _mean_log_conditions(results: Results, method: str) -> list[float]:
 
 
 def _compare_conditions(results: Results, pairs: Sequence[tuple[str, str]]) -> Evidence:
-    return every(*(lower(*(_mean_log_conditions(results, name) for name in pair), pair) for pair in pairs))
+    conditions = {name: _mean_log_conditions(results, name) for name in faces.METHODS}
+    return every(*(lower(conditions[low], conditions[high], (low, high)) for low, high in pairs))
 
 
 def _check_better_than_plain(results: Results) -> Evidence:

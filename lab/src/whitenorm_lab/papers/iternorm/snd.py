@@ -81,7 +81,9 @@ def _expect_lower_snd(*pairs: tuple[str, str]) -> Callable[[Results], Evidence]:
 
     def judge(results: Results) -> Evidence:
         runs = _select_highest_d(results)
-        return every(*(lower(*(runs.values("snd", norm=norm) for norm in pair), pair) for pair in pairs))
+        return every(
+            *(lower(runs.values("snd", norm=low), runs.values("snd", norm=high), (low, high)) for low, high in pairs)
+        )
 
     return judge
 

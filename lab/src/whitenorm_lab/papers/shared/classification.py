@@ -76,8 +76,8 @@ def errors_below(pairs: Sequence[tuple[str, str]], which: str) -> Callable[[Resu
     def compare(results: Results, small: str, large: str) -> Evidence:
         if not {small, large} <= set(results.levels("variant")):
             return not_run()
-        errors = [get_final_values(results, which, variant) for variant in (small, large)]
-        evidence = lower(*errors, _strip_common_case(small, large))
+        low, high = (get_final_values(results, which, variant) for variant in (small, large))
+        evidence = lower(low, high, _strip_common_case(small, large))
         return dataclasses.replace(evidence, prefix=_format_rates(results, small, large))
 
     return lambda results: every(*(compare(results, *pair) for pair in pairs))
