@@ -120,11 +120,11 @@ def draw_legend_above(figure: Figure) -> None:
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles), fontsize=8)
 
 
-def draw_overheads(panels: Sequence[tuple[Results, str, Mapping[str, float], str]], columns: int = 2) -> Figure:
-    """Draw panels of bars, each given as its runs, the name of a value, the printed values, and a title."""
-    rows = -(-len(panels) // columns)
+def draw_overheads(panels: Sequence[tuple[Results, str, Mapping[str, float], str]]) -> Figure:
+    """Draw panels of bars in two columns, each given as its runs, a value's name, the printed values, and a title."""
+    rows = -(-len(panels) // 2)
     height = max(1.2 + 0.42 * len(results.levels("model")) for results, *_ in panels)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 0.3 + height * rows), layout="constrained")
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 0.3 + height * rows), layout="constrained")
     for panel, (results, value, printed, title) in zip(axes.flat, panels, strict=False):
         settings = results[0].settings
         models = results.levels("model")

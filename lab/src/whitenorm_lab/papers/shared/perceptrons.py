@@ -119,12 +119,12 @@ def format_method(settings: Settings) -> str:
     return ", ".join([settings["norm"], *values])
 
 
-def expect_lower(value: str, one: Settings, other: Settings, by: str = "final_loss", margin: float = 0.0) -> Judge:
+def expect_lower(value: str, one: Settings, other: Settings) -> Judge:
     """Build a judge that expects a lower value of one method than of another, each at its best learning rate."""
 
     def judge(results: Results) -> Evidence:
-        small, large = (select_best_lr(results, by, **method).values(value) for method in (one, other))
-        return lower(small, large, (format_method(one), format_method(other)), margin)
+        small, large = (select_best_lr(results, **method).values(value) for method in (one, other))
+        return lower(small, large, (format_method(one), format_method(other)))
 
     return judge
 
