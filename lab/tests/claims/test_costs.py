@@ -16,7 +16,7 @@ from whitenorm_lab.papers.shared.gaussians import normalize
 from whitenorm_lab.papers.sw.placement import working_order
 
 
-def test_normalised_is_groupnorm_and_batchnorm():
+def test_normalize_is_groupnorm_and_batchnorm():
     x = torch.randn(12, 8, dtype=torch.float64)
     assert torch.allclose(normalize(x, "GN", 4), nn.functional.group_norm(x, 2, eps=1e-12))
     expected = torch.cat([nn.functional.batch_norm(part, None, None, training=True, eps=1e-12) for part in x.split(6)])
@@ -25,9 +25,9 @@ def test_normalised_is_groupnorm_and_batchnorm():
 
 
 def test_norms_of_the_figures():
-    assert isinstance(iternorm_snd.make("BN", 8), nn.BatchNorm1d)
-    assert iternorm_snd.make("DBN", 8).group_size == 8
-    norm = iternorm_snd.make("IterNorm T=7", 128)
+    assert isinstance(iternorm_snd.build_norm("BN", 8), nn.BatchNorm1d)
+    assert iternorm_snd.build_norm("DBN", 8).group_size == 8
+    norm = iternorm_snd.build_norm("IterNorm T=7", 128)
     assert (norm.group_size, norm.solver.steps) == (128, 7)
 
 
