@@ -1,7 +1,7 @@
-"""Gradient descent on a set in memory: the loop of the papers' experiments with small perceptrons.
+"""Plain SGD on a data set in memory, for the papers' experiments with small perceptrons.
 
-Their steps take a millisecond or less, of which a trainer for everything would be the larger part; ``whitenorm-lab
-train`` is for the rest.
+One step takes a millisecond or less, so a full trainer would cost more than the training itself. Larger models are
+trained by ``whitenorm-lab train``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from whitenorm_lab.data import Split
 Measure = Callable[[nn.Module], dict[str, float]]
 
 
-def centred(split: Split, mean: Tensor | None = None) -> Split:
-    """Images in [0, 1] less a mean image, by default their own."""
+def center_images(split: Split, mean: Tensor | None = None) -> Split:
+    """Scale images to [0, 1] and subtract a mean image, by default that of the split."""
     images = split.images.float().div_(255)
     return Split(images - (images.mean(0) if mean is None else mean), split.labels)
 
@@ -36,12 +36,23 @@ def fit(
     measure: Measure | None = None,
     progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, list[float]]:
-    """Plain SGD on the cross entropy; returns curves of ``points`` points, more where ``measure`` adds them.
+    """Train with plain SGD on the cross entropy and return curves of ``points`` points.
 
-    ``step`` counts from 1; ``loss`` and ``error`` (percent) are the means over the steps since the last point, of the
-    batches and in the mode of training. The whole set is the batch unless a size is given; then each pass has an order
-    of its own, and what does not fill a last batch is left out. A run whose loss is not finite ends there: its further
-    points are infinity.
+    The curves are ``step`` (counted from 1), ``loss`` and ``error`` (percent of wrong labels). Loss and error are means
+    over the training batches since the previous point, in training mode. A run stops when its loss is not finite; its
+    remaining points are infinite.
+
+    Args:
+        model: trained in place.
+        train: the training set.
+        lr: learning rate.
+        steps: number of SGD steps.
+        batch_size: images per batch; by default the whole set. Each epoch has a new order, and drops the last batch if
+            it is incomplete.
+        seed: of the order of the images.
+        points: number of points per curve, at most ``steps``.
+        measure: called with the model at every point; the values it returns are added as further curves.
+        progress: called with the share of the steps that are done.
 
     Example::
 
@@ -50,54 +61,55 @@ def fit(
         >>> curve["step"], len(curve["loss"])
         ([2, 4], 2)
     """
-    step = stepping(model, train, lr, batch_size, seed)
-    curve: dict[str, list[float]] = {"step": [], "loss": [], "error": []}
-    last = 0
-    for end in ends(steps, points):
+    take_step = make_step(model, train, lr, batch_size, seed)
+    curves: dict[str, list[float]] = {"step": [], "loss": [], "error": []}
+    previous = 0
+    for end in logging_steps(steps, points):
         loss = wrong = math.inf
-        if not curve["loss"] or math.isfinite(curve["loss"][-1]):
-            steps_since = torch.stack([step() for _ in range(last, end)])
-            if steps_since.isfinite().all():
-                loss, wrong = steps_since.mean(0).tolist()
-        last = end
+        if not curves["loss"] or math.isfinite(curves["loss"][-1]):
+            losses_and_errors = torch.stack([take_step() for _ in range(previous, end)])
+            if losses_and_errors.isfinite().all():
+                loss, wrong = losses_and_errors.mean(0).tolist()
+        previous = end
         point = {"step": end, "loss": loss, "error": 100 * wrong}
         if not math.isfinite(loss):
-            point = dict.fromkeys(curve, math.inf) | point
+            point = dict.fromkeys(curves, math.inf) | point
         elif measure is not None:
             point |= measure(model)
         for name, value in point.items():
-            curve.setdefault(name, []).append(value)
+            curves.setdefault(name, []).append(value)
         progress(end / steps)
-    return curve
+    return curves
 
 
-def stepping(
+def make_step(
     model: nn.Module, train: Split, lr: float, batch_size: int | None = None, seed: int = 0
 ) -> Callable[[], Tensor]:
-    """A function that takes the next step; it gives the loss before it and the share of images named wrongly."""
+    """Return a function that takes one SGD step and returns the loss and the error rate before it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    drawn = batches(train, batch_size, seed)
-    return lambda: _step(model, optimizer, next(drawn))
+    batches = iterate_batches(train, batch_size, seed)
+
+    def take_step() -> Tensor:
+        batch = next(batches)
+        model.train()
+        optimizer.zero_grad()
+        logits = model(batch.images)
+        loss = F.cross_entropy(logits, batch.labels)
+        loss.backward()
+        optimizer.step()
+        return torch.stack([loss.detach(), (logits.argmax(1) != batch.labels).float().mean()])
+
+    return take_step
 
 
-def ends(steps: int, points: int) -> list[int]:
-    """The steps after which a curve has its points, as even as can be."""
+def logging_steps(steps: int, points: int) -> list[int]:
+    """Return the steps after which a curve has a point, evenly spaced up to the last step."""
     points = min(points, steps)
     return [round(steps * (i + 1) / points) for i in range(points)]
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Split) -> Tensor:
-    model.train()
-    optimizer.zero_grad()
-    logits = model(batch.images)
-    loss = F.cross_entropy(logits, batch.labels)
-    loss.backward()
-    optimizer.step()
-    return torch.stack([loss.detach(), (logits.argmax(1) != batch.labels).float().mean()])
-
-
-def batches(train: Split, size: int | None, seed: int) -> Iterator[Split]:
-    """Without end: the whole set if there is no size, otherwise full batches of passes in orders of the seed."""
+def iterate_batches(train: Split, size: int | None, seed: int) -> Iterator[Split]:
+    """Yield full batches in a new random order every epoch, without end; the whole set if ``size`` is None."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         if size is None:
@@ -109,13 +121,13 @@ def batches(train: Split, size: int | None, seed: int) -> Iterator[Split]:
 
 
 @torch.no_grad()
-def error(model: nn.Module, split: Split, rows: int = 10000) -> float:
-    """The share of images, in percent, whose class the model does not name, at inference; the mode stays."""
+def compute_error(model: nn.Module, split: Split, batch_size: int = 10000) -> float:
+    """Return the percentage of wrong labels in eval mode; the model's mode is restored."""
     training = model.training
     model.eval()
     wrong = sum(
         int((model(images).argmax(1) != labels).sum())
-        for images, labels in zip(split.images.split(rows), split.labels.split(rows), strict=True)
+        for images, labels in zip(split.images.split(batch_size), split.labels.split(batch_size), strict=True)
     )
     model.train(training)
     return 100 * wrong / len(split.labels)

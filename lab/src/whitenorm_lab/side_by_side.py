@@ -1,9 +1,13 @@
-"""Perceptrons of one size, trained side by side: a layer of all of them is one product.
+"""Train many perceptrons of one size at once: one batched product per layer for all of them.
 
-A step of one small net is mostly time between small products. Nets of several norms and learning rates, which begin
-with the same weights and see the same batches, and those of several seeds, which do not, take theirs together, each
-with gradients and steps of its own: every one of them gets to where :func:`whitenorm_lab.fitting.fit` would have taken
-it alone, but for rounding.
+A step of one small net is mostly overhead between small products. Here the nets of several norms, learning rates and
+seeds take their steps together. Nets of one seed start with the same weights and see the same batches. Gradients and
+updates are separate, so every net ends where :func:`whitenorm_lab.fitting.fit` would have taken it alone, up to
+rounding.
+
+``torch.func.vmap`` over stacked module states is slower here (1.2 to 4 times for the nets of ``gw-capacity``): nets
+with different norms differ in structure, so every norm needs products of its own, and the first layer cannot become
+one product for all nets that share an input.
 """
 
 from __future__ import annotations
@@ -17,14 +21,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from whitenorm_lab.data import Split
-from whitenorm_lab.fitting import batches, ends
+from whitenorm_lab.fitting import iterate_batches, logging_steps
 
-Rows = Callable[[Tensor], Tensor]
-"""A norm of ``(N, d)`` that takes each row by itself, without γ and β: the rows may be of several nets."""
+RowNorm = Callable[[Tensor], Tensor]
+"""A norm of ``(N, d)``, without γ and β, that treats every row separately: the rows may belong to several nets."""
 
 
 class Curves(NamedTuple):
-    """Of every net of a seed, in the order norm by norm and within it rate by rate."""
+    """Curves of all nets of one seed, ordered by norm and then by learning rate."""
 
     step: list[int]
     loss: list[list[float]]
@@ -33,15 +37,15 @@ class Curves(NamedTuple):
 
 
 class SideBySide(nn.Module):
-    """For every seed, nets with the weights of one, each norm as often as there are learning rates.
+    """Perceptrons of one size, for every seed, norm and learning rate.
 
-    The norm, with γ and β, stands after every linear layer but the classifier, and after the classifier where it is the
-    only one. Nets are in the order seed by seed, within it norm by norm.
+    A norm with γ and β follows every linear layer except the classifier; a model that is only a classifier has it after
+    that. Nets are ordered by seed, then by norm, then by copy.
 
     Args:
-        models: a perceptron without norms for each seed, whose linear layers have ReLUs between them.
-        norms: of the nets; None is a net without one.
-        copies: of each norm, which follow each other.
+        models: one perceptron without norms per seed; its linear layers have ReLUs between them.
+        norms: the norms of the nets; None for a net without norm.
+        copies: number of nets per seed and norm.
 
     Example::
 
@@ -51,65 +55,64 @@ class SideBySide(nn.Module):
         torch.Size([5, 6, 16, 2])
     """
 
-    def __init__(self, models: Sequence[nn.Module], norms: Sequence[Rows | None], copies: int) -> None:
+    def __init__(self, models: Sequence[nn.Module], norms: Sequence[RowNorm | None], copies: int) -> None:
         super().__init__()
         self.norms = norms
         self.copies = copies
-        self.seeds, self.count = len(models), len(norms) * copies
-        each = [[part for part in model.modules() if isinstance(part, nn.Linear)] for model in models]
-        layers = list(zip(*each, strict=True))
-        weights, biases = ([torch.stack([getattr(one, name) for one in layer]) for layer in layers] for name in _LINEAR)
-        normalised = biases[:-1] or biases
-        self.weights = nn.ParameterList(map(self._each, weights))
-        self.biases = nn.ParameterList(map(self._each, biases))
-        self.scales = nn.ParameterList(self._each(torch.ones_like(bias)) for bias in normalised)
-        self.shifts = nn.ParameterList(self._each(torch.zeros_like(bias)) for bias in normalised)
+        self.num_seeds, self.nets_per_seed = len(models), len(norms) * copies
+        linears = [[module for module in model.modules() if isinstance(module, nn.Linear)] for model in models]
+        weights, biases = (
+            [torch.stack([getattr(linear, name) for linear in layer]) for layer in zip(*linears, strict=True)]
+            for name in ("weight", "bias")
+        )
+        normalized = biases[:-1] or biases
+        self.weights = nn.ParameterList(map(self._repeat, weights))
+        self.biases = nn.ParameterList(map(self._repeat, biases))
+        self.scales = nn.ParameterList(self._repeat(torch.ones_like(bias)) for bias in normalized)
+        self.shifts = nn.ParameterList(self._repeat(torch.zeros_like(bias)) for bias in normalized)
 
-    def _each(self, ones: Tensor) -> Tensor:
-        """What each seed has one of, for every net."""
-        return ones.detach().repeat_interleave(self.count, 0)
+    def _repeat(self, per_seed: Tensor) -> Tensor:
+        """Repeat ``(seeds, ...)`` for every net: ``(seeds · nets, ...)``."""
+        return per_seed.detach().repeat_interleave(self.nets_per_seed, 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(seeds, N, ...)``, the same for all nets of a seed, to logits ``(seeds, nets, N, classes)``."""
-        y = self._first(x.flatten(2))
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if number:
+        """Map ``(seeds, N, ...)``, the input of all nets of a seed, to logits ``(seeds, nets, N, classes)``."""
+        y = self._apply_first_layer(x.flatten(2))  # seeds · nets, N, d
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if i:
                 y = torch.baddbmm(bias.unsqueeze(1), y.relu(), weight.mT)
-            if number < len(self.scales):
-                y = self._normalised(y) * self.scales[number].unsqueeze(1) + self.shifts[number].unsqueeze(1)
-        return y.unflatten(0, (self.seeds, self.count))
+            if i < len(self.scales):
+                y = self._normalize(y) * self.scales[i].unsqueeze(1) + self.shifts[i].unsqueeze(1)
+        return y.unflatten(0, (self.num_seeds, self.nets_per_seed))
 
-    def _first(self, x: Tensor) -> Tensor:
-        """The layer whose input all nets of a seed share: as one layer of all their units."""
-        weight, bias = (one.unflatten(0, (self.seeds, -1)).flatten(1, 2) for one in (self.weights[0], self.biases[0]))
+    def _apply_first_layer(self, x: Tensor) -> Tensor:
+        """Apply the first layers of all nets of a seed as one wide layer, since they share their input."""
+        weight, bias = (p.unflatten(0, (self.num_seeds, -1)).flatten(1, 2) for p in (self.weights[0], self.biases[0]))
         y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-        return y.unflatten(2, (self.count, -1)).transpose(1, 2).flatten(0, 1)
+        return y.unflatten(2, (self.nets_per_seed, -1)).transpose(1, 2).flatten(0, 1)
 
-    def _normalised(self, y: Tensor) -> Tensor:
-        """Of ``(seeds · nets, N, d)``, all nets of a norm at once."""
-        parts = zip(self.norms, y.unflatten(0, (self.seeds, -1, self.copies)).unbind(1), strict=True)
-        return torch.stack([part if norm is None else _by_rows(norm, part) for norm, part in parts], 1).flatten(0, 2)
-
-    def rates(self, lrs: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-        """Every parameter with the rates of its nets; the γ and β of nets without norm stay as they are."""
-        each = torch.tensor(lrs, dtype=self.weights[0].dtype).repeat(len(self.norms))
-        normed = each * torch.tensor([norm is not None for norm in self.norms]).repeat_interleave(self.copies)
-        each, normed = (rates.repeat(self.seeds) for rates in (each, normed))
-        return [(parameter, each) for parameter in (*self.weights, *self.biases)] + [
-            (parameter, normed) for parameter in (*self.scales, *self.shifts)
+    def _normalize(self, y: Tensor) -> Tensor:
+        """Apply each norm to the rows of all its nets at once; ``y`` is ``(seeds · nets, N, d)``."""
+        parts = y.unflatten(0, (self.num_seeds, -1, self.copies)).unbind(1)
+        outputs = [
+            part if norm is None else norm(part.flatten(0, -2)).unflatten(0, part.shape[:-1])
+            for norm, part in zip(self.norms, parts, strict=True)
         ]
+        return torch.stack(outputs, 1).flatten(0, 2)
 
-
-_LINEAR = ("weight", "bias")
-
-
-def _by_rows(norm: Rows, y: Tensor) -> Tensor:
-    return norm(y.flatten(0, -2)).unflatten(0, y.shape[:-1])
+    def pair_with_rates(self, lrs: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
+        """Return every parameter with the learning rate of each net; zero for γ and β of nets without norm."""
+        rates = torch.tensor(lrs, dtype=self.weights[0].dtype).repeat(len(self.norms))
+        has_norm = torch.tensor([norm is not None for norm in self.norms]).repeat_interleave(self.copies)
+        linear_rates, norm_rates = rates.repeat(self.num_seeds), (rates * has_norm).repeat(self.num_seeds)
+        return [(parameter, linear_rates) for parameter in (*self.weights, *self.biases)] + [
+            (parameter, norm_rates) for parameter in (*self.scales, *self.shifts)
+        ]
 
 
 def fit_side_by_side(
     models: Sequence[nn.Module],
-    norms: Sequence[Rows | None],
+    norms: Sequence[RowNorm | None],
     lrs: Sequence[float],
     trains: Sequence[Split],
     *,
@@ -119,10 +122,21 @@ def fit_side_by_side(
     points: int = 50,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Curves]:
-    """Plain SGD on the cross entropy of a net for every seed, norm and learning rate; curves as those of ``fit``.
+    """Train a net for every seed, norm and learning rate with plain SGD on the cross entropy.
 
-    Each seed has a model, a set, and batches of its own, which all its nets see. A point is the mean over the steps
-    since the last one; a net whose loss is not finite has infinity from there on, which the others take no notice of.
+    Returns the curves of each seed; they have the same points as those of :func:`whitenorm_lab.fitting.fit`. A net
+    whose loss is not finite has infinite points from there on and does not affect the other nets.
+
+    Args:
+        models: one perceptron without norms per seed.
+        norms: the norms of the nets; None for a net without norm.
+        lrs: learning rates; every norm is trained with each.
+        trains: one training set per seed.
+        seeds: of the order of the images.
+        steps: number of SGD steps.
+        batch_size: images per batch.
+        points: number of points per curve.
+        progress: called with the share of the steps that are done.
 
     Example::
 
@@ -133,28 +147,28 @@ def fit_side_by_side(
         ([2, 4], 2, 2)
     """
     nets = SideBySide(models, norms, len(lrs))
-    rates = nets.rates(lrs)
-    drawn = zip(*(batches(train, batch_size, seed) for train, seed in zip(trains, seeds, strict=True)), strict=True)
-    found: list[Tensor] = []
-    last = 0
-    for end in ends(steps, points):
-        since = torch.stack([_step(nets, rates, next(drawn)) for _ in range(last, end)])
-        found.append(since.mean(0))
-        last = end
+    rates = nets.pair_with_rates(lrs)
+    iterators = [iterate_batches(train, batch_size, seed) for train, seed in zip(trains, seeds, strict=True)]
+    batches = zip(*iterators, strict=True)  # one batch per seed at a time
+    means: list[Tensor] = []
+    ends, previous = logging_steps(steps, points), 0
+    for end in ends:
+        means.append(torch.stack([_take_step(nets, rates, next(batches)) for _ in range(previous, end)]).mean(0))
+        previous = end
         progress(end / steps)
-    each = _until_lost(torch.stack(found)).unbind(2)  # a seed: points, 2, nets
+    curves = _fill_after_divergence(torch.stack(means))  # points, 2, seeds, nets
     return [
-        Curves(ends(steps, points), loss.T.tolist(), (100 * error).T.tolist())
-        for loss, error in (curves.unbind(1) for curves in each)
+        Curves(ends, loss.T.tolist(), (100 * error).T.tolist())
+        for loss, error in (seed_curves.unbind(1) for seed_curves in curves.unbind(2))
     ]
 
 
-def _step(nets: SideBySide, rates: list[tuple[Tensor, Tensor]], batch: Sequence[Split]) -> Tensor:
-    """One step of all; ``(2, seeds, nets)``, the loss before it and the share of images that were named wrongly."""
+def _take_step(nets: SideBySide, rates: list[tuple[Tensor, Tensor]], batch: Sequence[Split]) -> Tensor:
+    """Take one step with all nets; return the losses and error rates before it, ``(2, seeds, nets)``."""
     logits = nets(torch.stack([split.images for split in batch]))
     labels = torch.stack([split.labels for split in batch]).unsqueeze(1).expand(logits.shape[:3])
     loss = F.cross_entropy(logits.flatten(0, 2), labels.flatten(), reduction="none").view(labels.shape).mean(2)
-    # The gradient of a sum is each net's own.
+    # No net depends on another's parameters, so the gradient of the sum is the gradient of each net's loss.
     gradients = torch.autograd.grad(loss.sum(), [parameter for parameter, _ in rates])
     with torch.no_grad():
         for (parameter, rate), gradient in zip(rates, gradients, strict=True):
@@ -162,7 +176,7 @@ def _step(nets: SideBySide, rates: list[tuple[Tensor, Tensor]], batch: Sequence[
         return torch.stack([loss, (logits.argmax(3) != labels).float().mean(2)])
 
 
-def _until_lost(curves: Tensor) -> Tensor:
-    """``(points, 2, seeds, nets)``, with infinity from the first point of a net that is not finite."""
-    lost = (~curves.isfinite().all(1, keepdim=True)).cumsum(0) > 0
-    return curves.masked_fill(lost, math.inf)
+def _fill_after_divergence(curves: Tensor) -> Tensor:
+    """Set the points of each net to infinity from its first non-finite one on; ``(points, 2, seeds, nets)``."""
+    has_diverged = (~curves.isfinite().all(1, keepdim=True)).cumsum(0) > 0
+    return curves.masked_fill(has_diverged, math.inf)

@@ -12,22 +12,22 @@ from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.nets import build
 from whitenorm_lab.papers.iternorm import snd as iternorm_snd
 from whitenorm_lab.papers.shared import overheads
-from whitenorm_lab.papers.shared.gaussians import normalised
+from whitenorm_lab.papers.shared.gaussians import normalize
 from whitenorm_lab.papers.sw.placement import working_order
 
 
-def test_normalised_is_groupnorm_and_batchnorm():
+def test_normalize_is_groupnorm_and_batchnorm():
     x = torch.randn(12, 8, dtype=torch.float64)
-    assert torch.allclose(normalised(x, "GN", 4), nn.functional.group_norm(x, 2, eps=1e-12))
+    assert torch.allclose(normalize(x, "GN", 4), nn.functional.group_norm(x, 2, eps=1e-12))
     expected = torch.cat([nn.functional.batch_norm(part, None, None, training=True, eps=1e-12) for part in x.split(6)])
-    assert torch.allclose(normalised(x, "BN", 6), expected)
-    assert normalised(x, "base", 1) is x
+    assert torch.allclose(normalize(x, "BN", 6), expected)
+    assert normalize(x, "base", 1) is x
 
 
 def test_norms_of_the_figures():
-    assert isinstance(iternorm_snd.make("BN", 8), nn.BatchNorm1d)
-    assert iternorm_snd.make("DBN", 8).group_size == 8
-    norm = iternorm_snd.make("IterNorm T=7", 128)
+    assert isinstance(iternorm_snd.build_norm("BN", 8), nn.BatchNorm1d)
+    assert iternorm_snd.build_norm("DBN", 8).group_size == 8
+    norm = iternorm_snd.build_norm("IterNorm T=7", 128)
     assert (norm.group_size, norm.solver.steps) == (128, 7)
 
 
@@ -74,19 +74,19 @@ def test_judging_overheads():
         return [Run({"table": "1", "model": model}, i, {"step": percent + i}, 1.0) for i in range(3)]
 
     results = Results(runs("BW", 5) + runs("SW", 12) + runs("other", 100))
-    assert verdict(overheads.within("step", {"BW": 10, "SW": 20}, "1")(results)) == "held"
-    assert verdict(overheads.within("step", {"BW": 10, "SW": 8}, "1")(results)) == "not held"
-    assert verdict(overheads.ordered(["BW", "SW", "other"], "1")(results)) == "held"
-    assert verdict(overheads.ordered(["SW", "BW"], "1")(results)) == "not held"
+    assert verdict(overheads.expect_at_most_printed("step", {"BW": 10, "SW": 20}, "1")(results)) == "held"
+    assert verdict(overheads.expect_at_most_printed("step", {"BW": 10, "SW": 8}, "1")(results)) == "not held"
+    assert verdict(overheads.expect_rising_step_times(["BW", "SW", "other"], "1")(results)) == "held"
+    assert verdict(overheads.expect_rising_step_times(["SW", "BW"], "1")(results)) == "not held"
 
 
 def test_a_norm_that_takes_long_is_seen(monkeypatch):
     """The ratio is of the norm's net to BatchNorm's, and not the other way."""
     fed = {"batch": 8, "resolution": 64, "classes": 10, "rounds": 3}
-    settings = overheads.settings("1", "cnn-4", "DBN-G512", costs.VGG_A["DBN-G512"], fed)
+    settings = overheads.build_settings("1", "cnn-4", "DBN-G512", costs.VGG_A["DBN-G512"], fed)
     slow = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(40)], nn.Flatten(), nn.Linear(3 * 64**2, 10))
     fast = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64**2, 10))
-    monkeypatch.setattr(overheads, "_net", lambda net, classes, norm="bn", *rest: fast if norm == "bn" else slow)
+    monkeypatch.setattr(overheads, "_make_net", lambda net, classes, norm="bn", *rest: fast if norm == "bn" else slow)
     values = overheads.run(settings, Context(0))
     assert values["step"] > 50
     assert values["inference"] > 50

@@ -1,4 +1,4 @@
-"""Every experiment at smoke scale: it runs, judges all its claims, and draws."""
+"""Every experiment at smoke scale: it runs, judges all its claims, and draws its picture."""
 
 import matplotlib.image
 import matplotlib.pyplot as plt
@@ -22,8 +22,8 @@ def root(small_root, monkeypatch):
     return small_root
 
 
-def clipped(figure):
-    """The titles and labels that do not lie within the picture, a few pixels apart."""
+def list_clipped_texts(figure):
+    """List the titles and labels that stick out of the picture by more than a few pixels."""
     figure.canvas.draw()
     width, height = figure.canvas.get_width_height()
     texts = [
@@ -35,19 +35,19 @@ def clipped(figure):
 
 
 def run_smoke(name, root, folder):
-    """Run an experiment at smoke scale, and see whether its results are whole."""
+    """Run an experiment at smoke scale and check its results."""
     experiment = EXPERIMENTS[name]
     content = reproduce(experiment, folder, "smoke", data_root=root)
     assert len(content["claims"]) == len(experiment.claims) > 0
-    for claim, written in zip(experiment.claims, content["claims"], strict=True):
-        assert written["verdict"] in ("held", "not held", "not decided", "not run")
-        assert written["ours"]
-        assert claim.exact or written["verdict"] in ("not decided", "not run")
+    for claim, judged in zip(experiment.claims, content["claims"], strict=True):
+        assert judged["verdict"] in ("held", "not held", "not decided", "not run")
+        assert judged["ours"]
+        assert claim.exact or judged["verdict"] in ("not decided", "not run")
     assert Store(folder, name, "smoke").read()["claims"] == content["claims"]
     picture = matplotlib.image.imread(folder / name / "smoke.png")
     assert picture.std() > 0
     assert picture.shape[1] <= 2400
-    assert not clipped(experiment.draw(content["runs"]))
+    assert not list_clipped_texts(experiment.draw(content["runs"]))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -55,16 +55,16 @@ def test_smoke(name, root, tmp_path):
     run_smoke(name, root, tmp_path)
 
 
-def is_there(root, name):
-    """Whether a data root has a set of this name."""
+def has_data(root, name):
+    """Return whether a data root has a data set of this name."""
     return any((root / folder).is_dir() for folder in (data.SETS[name].folders if name in data.SETS else [name]))
 
 
 @pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.data])
 def test_smoke_on_real_data(name, tmp_path):
-    """What the small sets of the tests lack, such as the number of characters of a real text."""
+    """Real data may differ from the small test sets, for example in the number of characters of a text."""
     root = data.root_folder(None)
-    missing = [one for one in EXPERIMENTS[name].data if root is None or not is_there(root, one)]
+    missing = [one for one in EXPERIMENTS[name].data if root is None or not has_data(root, one)]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)} in ${data.ROOT_VARIABLE}")
     run_smoke(name, root, tmp_path)
@@ -77,11 +77,11 @@ def test_plans(name):
         settings = experiment.plan(parameters)
         assert settings, scale
         assert len({str(one) for one in settings}) == len(settings), f"{scale} plans a run twice"
-    assert ":`" not in SETUPS[name], "the site shows it as it is"
+    assert ":`" not in SETUPS[name], "the site shows the text literally"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_what_is_run_can_be_decided_and_says_what_it_is_short_of(name):
+def test_there_are_enough_seeds_and_the_reduction_is_described(name):
     experiment = EXPERIMENTS[name]
     if all(claim.exact for claim in experiment.claims):
         return
@@ -89,14 +89,14 @@ def test_what_is_run_can_be_decided_and_says_what_it_is_short_of(name):
     assert experiment.reduction or experiment.scales["default"] == experiment.scales["paper"]
 
 
-def test_who_shares_runs_has_some_in_common():
-    """At the default scale, with the same seeds; and the other way round."""
+def test_experiments_that_share_runs_have_some_in_common():
+    """Sharing is mutual; the runs are those of the default scale with the same seeds."""
     for experiment in EXPERIMENTS.values():
         for other in map(EXPERIMENTS.__getitem__, experiment.shares):
             assert experiment.id in other.shares
             assert experiment.first_seed == other.first_seed
-            mine, theirs = (
+            runs, other_runs = (
                 [Run(settings, 0, {}, 0.0) for settings in one.plan(one.scales["default"])]
                 for one in (experiment, other)
             )
-            assert any(run.same(another) for run in mine for another in theirs)
+            assert any(run.same(another) for run in runs for another in other_runs)

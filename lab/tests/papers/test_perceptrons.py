@@ -1,4 +1,4 @@
-"""What the experiments with perceptrons share."""
+"""The experiments with perceptrons: norms, runs, comparisons, and the claims of some of them."""
 
 import pytest
 import torch
@@ -15,7 +15,14 @@ from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.papers.gw import batch_group as gw_batch_group
 from whitenorm_lab.papers.gw import capacity as gw_capacity
 from whitenorm_lab.papers.gw import conditioning as gw_conditioning
-from whitenorm_lab.papers.shared.perceptrons import below, mnist, norm, rest_below, run, tuned
+from whitenorm_lab.papers.shared.perceptrons import (
+    build_norm,
+    expect_lower,
+    load_mnist,
+    lower_at_best_other_level,
+    run,
+    select_best_lr,
+)
 from whitenorm_lab.side_by_side import Curves
 
 
@@ -24,8 +31,8 @@ def context(tmp_path_factory):
     return Context(0, write_root(tmp_path_factory.mktemp("data")))
 
 
-def results(errors):
-    """Runs of three seeds by (norm, lr), around these errors."""
+def make_results(errors):
+    """Make runs of three seeds for each (norm, lr), around these errors."""
     return Results(
         Run({"norm": name, "lr": lr}, seed, {"final_loss": error, "final_error": error + 0.1 * seed}, 0.0)
         for (name, lr), error in errors.items()
@@ -46,26 +53,26 @@ def results(errors):
         ({"norm": "BW-C16", "group_size": 16}, whitenorm.BatchWhitening, {"group_size": 16}),
     ],
 )
-def test_norms_are_what_settings_say(settings, kind, attributes):
-    layer = norm(settings, 128)
+def test_settings_name_the_norm(settings, kind, attributes):
+    layer = build_norm(settings, 128)
     assert type(layer) is kind
     for name, value in attributes.items():
         assert getattr(layer, name) == value
 
 
-def test_an_unknown_norm():
+def test_an_unknown_norm_is_an_error():
     with pytest.raises(ValueError, match="'XN'"):
-        norm({"norm": "XN"}, 8)
+        build_norm({"norm": "XN"}, 8)
 
 
-def test_both_splits_lose_the_mean_of_the_training_images(context):
-    train, test = mnist(context, 100, 20)
+def test_the_mean_of_the_training_images_is_subtracted_from_both_splits(context):
+    train, test = load_mnist(context, 100, 20)
     assert train.images.mean(0).abs().max() < 1e-6
     mean = context.load("mnist").train.images[:100].float().div(255).mean(0)
     assert torch.equal(test.images, context.load("mnist").test.images[:20].float().div(255) - mean)
 
 
-def test_a_run_has_curves_and_their_ends(context):
+def test_a_run_has_curves_and_final_values(context):
     settings = {"norm": "BN", "hidden": 2, "width": 8, "images": 64, "lr": 0.1, "steps": 6, "points": 3}
     values = run({**settings, "batch_size": 16, "test_images": 20}, context)
     assert values["step"] == [2, 4, 6]
@@ -75,28 +82,28 @@ def test_a_run_has_curves_and_their_ends(context):
 
 
 def test_methods_are_compared_at_their_own_best_rates():
-    found = results({("A", 0.1): 5.0, ("A", 1.0): 1.0, ("B", 0.1): 2.0, ("B", 1.0): 9.0})
-    assert tuned(found, norm="B").levels("lr") == [0.1]
-    assert verdict(below("final_error", {"norm": "A"}, {"norm": "B"})(found)) == "held"
-    assert verdict(below("final_error", {"norm": "B"}, {"norm": "A"})(found)) == "not held"
+    results = make_results({("A", 0.1): 5.0, ("A", 1.0): 1.0, ("B", 0.1): 2.0, ("B", 1.0): 9.0})
+    assert select_best_lr(results, norm="B").levels("lr") == [0.1]
+    assert verdict(expect_lower("final_error", {"norm": "A"}, {"norm": "B"})(results)) == "held"
+    assert verdict(expect_lower("final_error", {"norm": "B"}, {"norm": "A"})(results)) == "not held"
 
 
-def test_an_end_of_a_scale_against_the_best_of_the_rest():
-    found = results({("A", 1): 5.0, ("A", 2): 1.0, ("A", 3): 3.0})
-    first = judged(rest_below(found, "lr", 1, "final_error", "error"))
+def test_a_level_is_compared_with_the_best_other_level():
+    results = make_results({("A", 1): 5.0, ("A", 2): 1.0, ("A", 3): 3.0})
+    first = judged(lower_at_best_other_level(results, "lr", 1, "final_error", "error"))
     assert first.verdict == "held"
     assert first.ours.startswith("error, lr 2 1.1 ")
-    assert verdict(rest_below(found, "lr", 2, "final_error", "error")) == "not held"
+    assert verdict(lower_at_best_other_level(results, "lr", 2, "final_error", "error")) == "not held"
 
 
-def test_random_labels_are_the_seeds_own(context, monkeypatch):
+def test_every_seed_has_its_own_random_labels(context, monkeypatch):
     seen = []
 
-    def look(models, norms, lrs, trains, **options):
+    def record_labels(models, norms, lrs, trains, **options):
         seen.extend(train.labels for train in trains)
         return [Curves([], [], []) for _ in trains]
 
-    monkeypatch.setattr(gw_capacity, "fit_side_by_side", look)
+    monkeypatch.setattr(gw_capacity, "fit_side_by_side", record_labels)
     settings = {"hidden": 0, "width": 10, "groups": [], "lrs": [], "images": 100, "epochs": 1, "points": 1}
     gw_capacity.run_seeds(settings, [Context(seed, context.data_root) for seed in (0, 0, 1)])
     assert torch.equal(seen[0], seen[1])
@@ -104,8 +111,8 @@ def test_random_labels_are_the_seeds_own(context, monkeypatch):
     assert not torch.equal(seen[0], context.load("mnist").train.labels[:100])
 
 
-def fitted(errors):
-    """Networks of one layer that were trained side by side, with three seeds, around these errors."""
+def make_side_by_side_results(errors):
+    """Make runs of one-layer networks trained side by side, with three seeds, around these errors."""
     return Results(
         Run(
             {"hidden": 1, "width": 32, "lrs": [0.1, 0.5]},
@@ -122,33 +129,37 @@ def fitted(errors):
     )
 
 
-def test_networks_that_were_trained_side_by_side_are_asked_one_by_one():
-    found = gw_capacity._over_groups(fitted({("GN", 2, 0.1): 5.0, ("GN", 2, 0.5): 1.0, ("GN", 4, 0.1): 3.0}), 1, "GN")
-    assert found.values("final_error", groups=2) == pytest.approx([1.0, 1.1, 1.2])
-    assert found.values("final_error", groups=4) == pytest.approx([3.0, 3.1, 3.2])
-    assert found.where(groups=2).levels("lr") == [0.5]
+def test_networks_trained_side_by_side_are_compared_at_their_best_rates():
+    results = gw_capacity._over_groups(
+        make_side_by_side_results({("GN", 2, 0.1): 5.0, ("GN", 2, 0.5): 1.0, ("GN", 4, 0.1): 3.0}), 1, "GN"
+    )
+    assert results.values("final_error", groups=2) == pytest.approx([1.0, 1.1, 1.2])
+    assert results.values("final_error", groups=4) == pytest.approx([3.0, 3.1, 3.2])
+    assert results.where(groups=2).levels("lr") == [0.5]
 
 
 def test_the_more_sensitive_norm_rises_more_from_its_fewest_groups():
     # In groups of 8 and of 4 channels, of 32; not in those of 2.
     errors = {("GN", 2): 5.0, ("GN", 4): 6.0, ("GN", 8): 7.0, ("GN", 16): 90.0}
     errors |= {("GW", 2): 1.0, ("GW", 4): 3.0, ("GW", 8): 5.0, ("GW", 16): 9.0}
-    found = fitted({(norm, g, 0.1): error for (norm, g), error in errors.items()})
-    assert verdict(gw_capacity._more_sensitive(1)(found)) == "held"
-    found = fitted({(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()})
-    assert verdict(gw_capacity._more_sensitive(1)(found)) == "not held"
+    results = make_side_by_side_results({(norm, g, 0.1): error for (norm, g), error in errors.items()})
+    assert verdict(gw_capacity._more_sensitive(1)(results)) == "held"
+    results = make_side_by_side_results(
+        {(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()}
+    )
+    assert verdict(gw_capacity._more_sensitive(1)(results)) == "not held"
 
 
-def test_statistics_are_taken_anew_for_a_test_and_leave_training_alone(context):
+def test_recalibration_changes_tests_and_not_training(context):
     settings = {"norm": "DBN", "eps": 1e-3, "hidden": 1, "width": 8, "images": 64, "lr": 0.5, "steps": 4, "points": 2}
     settings["test_images"] = 50
     values = []
     for recalibrate in (False, True):
         torch.manual_seed(0)
         values.append(run({**settings, "recalibrate": recalibrate}, context))
-    running, anew = values
-    assert anew["loss"] == running["loss"]
-    assert anew["test"] != running["test"]
+    without, recalibrated = values
+    assert recalibrated["loss"] == without["loss"]
+    assert recalibrated["test"] != without["test"]
     assert "final_test" in run({**settings, "norm": "plain", "recalibrate": True}, context)
 
 

@@ -1,4 +1,4 @@
-"""What the papers report and no entry here runs, with the reason: counted, as what is not looked at says nothing."""
+"""Figures and tables of the papers that no experiment here reproduces, each with the reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class NotBuilt(NamedTuple):
-    """A figure or table of a paper without an entry."""
+    """A figure or table of a paper without an experiment."""
 
     paper: str
     where: str
@@ -14,8 +14,8 @@ class NotBuilt(NamedTuple):
     why: str
 
 
-_GPU = "needs a GPU: what a card is busy with, or a time on it as such, has no ratio on a CPU to stand for it"
-_TOP5 = "the entry on ImageNet judges top-1 errors, and that alone; no set for it is here"
+_GPU = "needs a GPU: utilisation and absolute times have no equivalent ratio on a CPU"
+_TOP5 = "the experiment on ImageNet judges top-1 errors only; the data set is not available here"
 
 NOT_BUILT: tuple[NotBuilt, ...] = (
     NotBuilt("DBN", "table 3, top-5", "Top-5 errors of residual nets on ImageNet", _TOP5),
@@ -23,7 +23,7 @@ NOT_BUILT: tuple[NotBuilt, ...] = (
         "DBN",
         "sec. 3.3",
         "Learnable scale and shift, and their merging into the translated ReLU",
-        'the text has no set-up and no number ("often marginally improve"); the scale alone is judged in dbn-resnet',
+        'the text gives no set-up and no numbers ("often marginally improve"); the scale alone is judged in dbn-resnet',
     ),
     NotBuilt(
         "DBN",
@@ -36,7 +36,7 @@ NOT_BUILT: tuple[NotBuilt, ...] = (
         "IterNorm",
         "table 1, row DBN",
         "IterNorm against DBN in wide residual nets",
-        "DBN's numbers are taken over from its own paper, of other runs with another baseline; dbn-wrn runs them",
+        "DBN's numbers come from its own paper, from other runs with another baseline; dbn-wrn repeats them",
     ),
     NotBuilt("IterNorm", "tables 2 and 3, top-5", "Top-5 errors of residual nets on ImageNet", _TOP5),
     NotBuilt("SW", "supplement, tables 1 and 2, GPU", "Times of ResNet-50 with BW and SW on a GPU", _GPU),
@@ -45,19 +45,19 @@ NOT_BUILT: tuple[NotBuilt, ...] = (
         "GW",
         "sec. 5.1.1, text",
         "GW in the place of every norm of ResNet-50 against BN on ImageNet, 76.32 and 76.23 %",
-        "gw-groups-imagenet has these nets with GW, beside GN's and not BN's",
+        "gw-groups-imagenet has these nets with GW, compared with GN instead of BN",
     ),
     NotBuilt(
         "GW",
         "sec. 4.2, text",
         "Random labels with and without learnable scale and shift",
-        'the text has no number ("the same observations"); gw-capacity runs with both',
+        'the text gives no numbers ("the same observations"); gw-capacity trains with both',
     ),
     NotBuilt(
         "GW",
         "table 1, whole training set",
         "Constraint numbers over all batches of a training set",
-        "those of a batch, which gw-constraints counts, times the number of batches: arithmetic, and in the tests",
+        "equal to those of one batch, which gw-constraints counts, times the number of batches; checked in the tests",
     ),
     NotBuilt(
         "GW",

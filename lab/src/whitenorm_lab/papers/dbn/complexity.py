@@ -1,12 +1,15 @@
-"""DBN sections 1 and 3.4, and appendix B: what whitening costs by formula, against multiplications that are counted.
+"""DBN sections 1 and 3.4, appendix B: the cost of whitening by formula and by counted multiplications.
 
-Paper: whitening d features of m values costs O(d² max(m, d)), in groups of K ≤ m O(mdK); beside a convolution with
-filters of F×F on images of h×w, O(d²mhwF²), a DBN adds O(dKmhw + dK²), the share K/(dF²) + K²/(dmhwF²), "negligible
-when K is small (e.g. 16)". Counted are the matrix products of the forward pass in training: covariance and output take
-dKmhw each, and putting a matrix together from its eigenvectors K³ for each of d/K groups. So a formula's constant is 2
-for its first term and 1 for its second; the eigendecomposition itself, of the order of K³, is in no product. The text
-has orders and no bounds: those of the claims were set when the counts were known. Command:
-``whitenorm-lab reproduce dbn-complexity``. Cost: seconds, as nothing is computed; all scales but smoke are the same.
+Paper: whitening d features of m values costs O(d² max(m, d)), and O(mdK) in groups of K ≤ m. Beside a convolution with
+filters of F×F on images of h×w, which costs O(d²mhwF²), a DBN adds O(dKmhw + dK²), a share of K/(dF²) + K²/(dmhwF²),
+"negligible when K is small (e.g. 16)".
+
+Here the multiplications in matrix products of the forward pass in training are counted. The covariance and the output
+take dKmhw each, and building the matrices from their eigenvectors takes K³ for each of d/K groups: the constants of the
+formula are 2 for its first term and 1 for its second. The eigendecomposition, also of order K³, is not a matrix product
+and is not counted. The paper gives orders and no bounds; the bounds of the claims were set when the counts were known.
+
+Cost: 5 s, since nothing is computed. Command: ``whitenorm-lab reproduce dbn-complexity``.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ from whitenorm_lab.claims.plots import finish
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.costs import products
 
-# "Negligible" is no number in the text: here less than a tenth.
+# The paper's "negligible" is taken as less than a tenth.
 _NEGLIGIBLE = 0.1
 _FILTER = 3
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Every width and number of images with every group size up to the width."""
+    """Plan a run for every width, number of images and group size up to the width."""
     return [
         {"width": d, "images": m, "resolution": scale["resolution"], "group": size}
         for d in scale["widths"]
@@ -41,7 +44,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """Multiplications of a DBN, of one over all channels, and of a 3×3 convolution."""
+    """Count the multiplications of a DBN in groups, a DBN over all channels, and a 3×3 convolution."""
     d, resolution = settings["width"], settings["resolution"]
     shape = settings["images"], d, resolution, resolution
     return {
@@ -51,59 +54,59 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     }
 
 
-def _values(run: Run) -> int:
+def _count_positions(run: Run) -> int:
+    """Count the values per channel, mhw."""
     return int(run.settings["images"] * run.settings["resolution"] ** 2)
 
 
-def _formula(run: Run) -> int:
-    """The two terms of what a DBN adds, without constants."""
+def _evaluate_formula(run: Run) -> int:
+    """Evaluate dKmhw + dK²."""
     d, size = run.settings["width"], run.settings["group"]
-    return int(d * size * _values(run) + d * size**2)
+    return int(d * size * _count_positions(run) + d * size**2)
 
 
-def _printed_share(run: Run) -> float:
-    return float(_formula(run) / run.values["convolution"])
+def _compute_formula_share(run: Run) -> float:
+    return float(_evaluate_formula(run) / run.values["convolution"])
 
 
-def _share(run: Run) -> float:
+def _compute_share(run: Run) -> float:
     return float(run.values["groups"] / run.values["convolution"])
 
 
-def _in_order(results: Results) -> Evidence:
-    ratios = [run.values["groups"] / _formula(run) for run in results]
+def _check_order(results: Results) -> Evidence:
+    ratios = [run.values["groups"] / _evaluate_formula(run) for run in results]
     words = f"{min(ratios):.3f} to {max(ratios):.3f} times dKmhw + dK²"
     return exactly(all(1 <= ratio <= 2 for ratio in ratios), words)
 
 
-def _by_groups(results: Results) -> Evidence:
-    """Of full whitening's products, groups take K/d; the second term alone, K²/d², is a part less."""
-    saved = [
+def _check_groups(results: Results) -> Evidence:
+    """Check that groups take K/d of the products of full whitening, within 5 %: the second term takes K²/d²."""
+    ratios = [
         run.values["groups"] / run.values["full"] * run.settings["width"] / run.settings["group"] for run in results
     ]
-    words = f"{min(saved):.3f} to {max(saved):.3f} times K/d of full whitening's"
-    return exactly(all(abs(ratio - 1) <= 0.05 for ratio in saved), words)
+    words = f"{min(ratios):.3f} to {max(ratios):.3f} times K/d of full whitening's"
+    return exactly(all(abs(ratio - 1) <= 0.05 for ratio in ratios), words)
 
 
-def _small(results: Results) -> Evidence:
-    found = results.where(group=min(16, max(results.levels("group"))))
-    shares = [_share(run) for run in found]
+def _check_negligible(results: Results) -> Evidence:
+    runs = results.where(group=min(16, max(results.levels("group"))))
+    shares = [_compute_share(run) for run in runs]
     words = f"{100 * min(shares):.2f} to {100 * max(shares):.2f} % of the convolution's"
     return exactly(max(shares) < _NEGLIGIBLE, words)
 
 
 def draw(results: Results) -> Figure:
-    """The share of a 3×3 convolution that a DBN adds, counted, and by formula, over group sizes."""
+    """Draw the share of a 3×3 convolution that a DBN adds over group sizes, counted and by formula."""
     figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
-    most = max(results.levels("images"))
+    images = max(results.levels("images"))
     for width in results.levels("width"):
-        found = results.where(width=width, images=most)
-        seed = found[0].seed
-        found = Results(run for run in found if run.seed == seed)
-        sizes = [run.settings["group"] for run in found]
-        (line,) = axes.plot(sizes, [100 * _share(run) for run in found], "o-", label=f"d = {width}, counted")
+        runs = results.where(width=width, images=images)
+        runs = Results(run for run in runs if run.seed == runs[0].seed)
+        sizes = [run.settings["group"] for run in runs]
+        (line,) = axes.plot(sizes, [100 * _compute_share(run) for run in runs], "o-", label=f"d = {width}, counted")
         axes.plot(
             sizes,
-            [100 * _printed_share(run) for run in found],
+            [100 * _compute_formula_share(run) for run in runs],
             ":",
             color=line.get_color(),
             label=f"d = {width}, formula",
@@ -114,7 +117,7 @@ def draw(results: Results) -> Figure:
         ylabel="DBN in % of a 3×3 convolution",
         xscale="log",
         yscale="log",
-        title=f"multiplications, batch {most}, {results[0].settings['resolution']}²",
+        title=f"multiplications, batch {images}, {results[0].settings['resolution']}²",
     )
     axes.set_xticks(results.levels("group"), [str(size) for size in results.levels("group")])
     axes.minorticks_off()
@@ -129,12 +132,14 @@ EXPERIMENT = Experiment(
     title="Multiplications of DBN against its formulas",
     cost="5 s",
     claims=(
-        Claim("A DBN adds in the order of dKmhw + dK²", "O(dKmhw + dK²), K/(dF²) + K²/(dmhwF²)", _in_order, exact=True),
-        Claim("Groups of K cost K/d of full whitening", "O(d² max(m, d)) down to O(mdK)", _by_groups, exact=True),
+        Claim(
+            "A DBN adds in the order of dKmhw + dK²", "O(dKmhw + dK²), K/(dF²) + K²/(dmhwF²)", _check_order, exact=True
+        ),
+        Claim("Groups of K cost K/d of full whitening", "O(d² max(m, d)) down to O(mdK)", _check_groups, exact=True),
         Claim(
             "Beside a 3×3 convolution a DBN in groups of 16 is negligible",
             "negligible when K is small (e.g. 16); here below 10 %",
-            _small,
+            _check_negligible,
             exact=True,
         ),
     ),
@@ -145,7 +150,7 @@ EXPERIMENT = Experiment(
             for name in ("default", "paper")
         },
     },
-    # Counts are the same for every seed.
+    # The counts are the same for every seed.
     seeds={"smoke": 1, "default": 3, "paper": 3},
     plan=plan,
     run=run,

@@ -1,12 +1,15 @@
-"""DBN tables B.1, B.2 and B.4: what DBN adds to BatchNorm's time, by group size in VGG-A, and once in residual nets.
+"""DBN tables B.1, B.2 and B.4: the time that DBN adds to BatchNorm, in VGG-A by group size and once in residual nets.
 
-Paper: VGG-A on CIFAR, seconds an epoch of training and inference: BN 163.68 and 11.47; DBN with groups of 8 707.47 and
+Paper: VGG-A on CIFAR, seconds per epoch of training and inference: BN 163.68 and 11.47; DBN with groups of 8 707.47 and
 15.50, 16 466.92 and 14.41, 64 297.25 and 13.70, 256 440.88 and 13.64, 512 1004 and 13.68. Residual nets with one DBN,
 table B.2 (CIFAR) and B.4 (ImageNet, one GPU, batch 32): training +65 % (20 layers) to +25 % (56), +55 % (18) to +9 %
-(101). Command: ``whitenorm-lab reproduce dbn-cost``. The default scale has smaller batches, images of 128² for
-ImageNet's
-nets, and no wide nets. Table B.3, of several GPUs, is ``dbn-cost-parallel``; the 71 ms of a full whitening beside 32 ms
-of a convolution are ``iternorm-cost``'s table, which has them anew.
+(101).
+
+Table B.3, on several GPUs, is ``dbn-cost-parallel``. The 71 ms of full whitening beside 32 ms of a convolution are
+measured in ``iternorm-cost``.
+
+Default scale: smaller batches, images of 128² for ImageNet's nets, and no wide nets.
+Cost: 4 min. Command: ``whitenorm-lab reproduce dbn-cost``.
 """
 
 from __future__ import annotations
@@ -30,43 +33,45 @@ _INFERENCE = {net: percent for net, (_, percent) in DBN_L1_PERCENT.items()}
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Group sizes in VGG-A, and residual nets with one DBN, named after the net."""
-    fed = {table: {**scale, **scale[table]} for table in ("B.1", "B.2", "B.4")}
-    first = fed["B.1"]
+    """Plan runs of VGG-A by group size, and of residual nets with one DBN; the latter are named after the net."""
+    parameters = {table: {**scale, **scale[table]} for table in ("B.1", "B.2", "B.4")}
+    vgg = parameters["B.1"]
     return [
-        *(overheads.settings("B.1", first["net"], model, choice, first) for model, choice in VGG_A.items()),
+        *(overheads.build_settings("B.1", vgg["net"], model, choice, vgg) for model, choice in VGG_A.items()),
         *(
-            overheads.settings(table, net, net, Choice("dbn", "l1"), fed[table])
+            overheads.build_settings(table, net, net, Choice("dbn", "l1"), parameters[table])
             for table in ("B.2", "B.4")
-            for net in fed[table]["nets"]
+            for net in parameters[table]["nets"]
         ),
     ]
 
 
-def _falls(results: Results) -> Evidence:
-    """The deepest net against the shallowest, without the wide ones."""
-    judged = []
+def _check_falls_with_depth(results: Results) -> Evidence:
+    """Compare the deepest with the shallowest net, without the wide nets."""
+    parts = []
     for table, nets in (("B.2", _CIFAR), ("B.4", _IMAGENET)):
-        run = [net for net in nets if net in results.levels("net")]
-        judged.append(overheads.ordered([run[-1], run[0]], table)(results))
-    return every(*judged)
+        available = [net for net in nets if net in results.levels("net")]
+        parts.append(overheads.expect_rising_step_times([available[-1], available[0]], table)(results))
+    return every(*parts)
 
 
-def _inference(results: Results) -> Evidence:
-    return every(*(overheads.within("inference", _INFERENCE, table)(results) for table in ("B.2", "B.4")))
+def _check_inference(results: Results) -> Evidence:
+    return every(
+        *(overheads.expect_at_most_printed("inference", _INFERENCE, table)(results) for table in ("B.2", "B.4"))
+    )
 
 
 def draw(results: Results) -> Figure:
-    """Training and inference, a row a table."""
+    """Draw the overheads of training and inference, one row per table."""
     panels: list[Any] = []
     for table, title, training, inference in (
         ("B.1", "VGG-A by group size", STEP_PERCENT, INFERENCE_PERCENT),
         ("B.2", "one DBN, CIFAR nets", _TRAINING, _INFERENCE),
         ("B.4", "one DBN, ImageNet nets", _TRAINING, _INFERENCE),
     ):
-        found = results.where(table=table)
-        panels += [(found, "step", training, title), (found, "inference", inference, title)]
-    return overheads.picture(panels)
+        runs = results.where(table=table)
+        panels += [(runs, "step", training, title), (runs, "inference", inference, title)]
+    return overheads.draw_overheads(panels)
 
 
 EXPERIMENT = Experiment(
@@ -79,48 +84,48 @@ EXPERIMENT = Experiment(
         Claim(
             "Training of VGG-A: added time at most as printed",
             "groups of 8 … 512: +332, +185, +82, +169, +513 %",
-            overheads.within("step", STEP_PERCENT, "B.1"),
+            overheads.expect_at_most_printed("step", STEP_PERCENT, "B.1"),
             ours=True,
         ),
         Claim(
             "Inference of VGG-A: added time at most as printed",
             "+35, +26, +19, +19, +19 %",
-            overheads.within("inference", INFERENCE_PERCENT, "B.1"),
+            overheads.expect_at_most_printed("inference", INFERENCE_PERCENT, "B.1"),
             ours=True,
         ),
         Claim(
             "Small groups cost more, down from 64",
             "64: +82 %, 16: +185 %, 8: +332 %, whitened one after the other",
-            overheads.ordered(["DBN-G64", "DBN-G16", "DBN-G8"], "B.1"),
+            overheads.expect_rising_step_times(["DBN-G64", "DBN-G16", "DBN-G8"], "B.1"),
             otherwise="All groups are whitened at once, so many small ones cost no more than a few large ones.",
         ),
         Claim(
             "Large groups cost more, up from 64",
             "64: +82 %, 256: +169 %, 512: +513 %",
-            overheads.ordered(["DBN-G64", "DBN-G256", "DBN-G512"], "B.1"),
+            overheads.expect_rising_step_times(["DBN-G64", "DBN-G256", "DBN-G512"], "B.1"),
         ),
         Claim(
             "Training of CIFAR nets with one DBN: added time at most as printed",
             "20 … 56 layers: +65, +42, +31, +25 %",
-            overheads.within("step", _TRAINING, "B.2"),
+            overheads.expect_at_most_printed("step", _TRAINING, "B.2"),
             ours=True,
         ),
         Claim(
             "Training of ImageNet nets with one DBN: added time at most as printed",
             "18 … 101 layers: +55, +32, +16, +9 %",
-            overheads.within("step", _TRAINING, "B.4"),
+            overheads.expect_at_most_printed("step", _TRAINING, "B.4"),
             ours=True,
         ),
         Claim(
             "Inference of residual nets with one DBN: added time at most as printed",
             "CIFAR +26, +19, +19, +12 %; ImageNet +29, +17, +16, +6 %",
-            _inference,
+            _check_inference,
             ours=True,
         ),
         Claim(
             "The share that one DBN adds falls with depth",
             "+65 to +25 %, +55 to +9 %",
-            _falls,
+            _check_falls_with_depth,
         ),
     ),
     scales={

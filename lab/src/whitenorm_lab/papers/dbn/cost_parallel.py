@@ -1,15 +1,18 @@
-"""DBN table B.3: what one DBN adds to the time of ImageNet's residual nets on several GPUs, against one (table B.4).
+"""DBN table B.3: the time that one DBN adds to ImageNet's residual nets on several GPUs, against one GPU (table B.4).
 
-Paper, seconds an iteration: on several GPUs +79 % of a training step (18 layers), +69 % (34), +120 % (50), +177 %
+Paper, seconds per iteration: on several GPUs +79 % of a training step (18 layers), +69 % (34), +120 % (50), +177 %
 (101), of inference +28, +29, +32, +36 %; on one GPU +55 to +9 %, +29 to +6 %. "The overhead of multi-GPU
-parallelization is relatively high" in that implementation. Here the processes of a data-parallel training stand for
-GPUs: two, of one thread each, whose gradients DDP averages, against one. Each has its own statistics, as there.
-Command: ``whitenorm-lab reproduce dbn-cost-parallel``. The default scale has two processes with batches of 2 at 128².
+parallelization is relatively high" in that implementation.
+
+Here the processes of data-parallel training stand in for GPUs: two processes of one thread each, whose gradients DDP
+averages, against one. As in the paper, each process has its own statistics.
+
+Default scale: two processes with batches of 2 at 128².
+Cost: 7 min. Command: ``whitenorm-lab reproduce dbn-cost-parallel``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -23,57 +26,53 @@ from whitenorm_lab.parallel import added_percent
 from whitenorm_lab.published import DBN_L1_PARALLEL_PERCENT, DBN_L1_PERCENT
 
 _CHOICE = Choice("dbn", "l1")
-_PLACE = {"step": 0, "inference": 1}
+_INDEX = {"step": 0, "inference": 1}
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Every net in one process and in several."""
-    fed = {name: scale[name] for name in ("batch", "resolution", "classes", "rounds")}
+    """Plan a run of every net in several processes and in one."""
+    parameters = {name: scale[name] for name in ("batch", "resolution", "classes", "rounds")}
     return [
-        {"table": table, "model": net, "processes": processes, **fed}
+        {"table": table, "model": net, "processes": processes, **parameters}
         for table, processes in (("B.3", scale["processes"]), ("B.4", 1))
         for net in scale["nets"]
     ]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """Percent that one DBN adds to BatchNorm's training step and inference."""
+    """Measure the percentage that one DBN adds to BatchNorm's training step and inference."""
     return {**added_percent(settings["model"], _CHOICE, settings["processes"], settings)}
 
 
-def _printed(table: str, value: str) -> dict[str, float]:
+def _get_printed(table: str, value: str) -> dict[str, float]:
     return {
-        net: percent[_PLACE[value]]
+        net: percent[_INDEX[value]]
         for net, percent in (DBN_L1_PARALLEL_PERCENT if table == "B.3" else DBN_L1_PERCENT).items()
     }
 
 
-def _more_in_parallel(value: str) -> Callable[[Results], Evidence]:
-    def judge(results: Results) -> Evidence:
-        alone, together = results.where(table="B.4"), results.where(table="B.3")
-        return every(
-            *(
-                lower(
-                    alone.values(value, model=net),
-                    together.values(value, model=net),
-                    (f"{net} adds %, one process", "several"),
-                )
-                for net in results.levels("model")
+def _check_step_adds_more(results: Results) -> Evidence:
+    return every(
+        *(
+            lower(
+                results.values("step", table="B.4", model=net),
+                results.values("step", table="B.3", model=net),
+                (f"{net} adds %, one process", "several"),
             )
+            for net in results.levels("model")
         )
-
-    return judge
+    )
 
 
 def draw(results: Results) -> Figure:
-    """Training and inference, a row a table."""
+    """Draw the overheads of training and inference, one row per table."""
     panels: list[Any] = []
     for table in ("B.3", "B.4"):
-        found = results.where(table=table)
-        processes = found[0].settings["processes"]
+        runs = results.where(table=table)
+        processes = runs[0].settings["processes"]
         title = f"{processes} processes" if processes > 1 else "one process"
-        panels += [(found, value, _printed(table, value), title) for value in _PLACE]
-    return overheads.picture(panels)
+        panels += [(runs, value, _get_printed(table, value), title) for value in _INDEX]
+    return overheads.draw_overheads(panels)
 
 
 EXPERIMENT = Experiment(
@@ -86,19 +85,19 @@ EXPERIMENT = Experiment(
         Claim(
             "One DBN adds a larger share of a training step in parallel than alone",
             "+79, +69, +120, +177 % against +55, +32, +16, +9 %",
-            _more_in_parallel("step"),
+            _check_step_adds_more,
             otherwise="A DBN's own statistics are not exchanged here: only gradients are, as many as with BatchNorm.",
         ),
         Claim(
             "Training in parallel: added time at most as printed",
             "18 … 101 layers: +79, +69, +120, +177 %",
-            overheads.within("step", _printed("B.3", "step"), "B.3"),
+            overheads.expect_at_most_printed("step", _get_printed("B.3", "step"), "B.3"),
             ours=True,
         ),
         Claim(
             "Inference in parallel: added time at most as printed",
             "+28, +29, +32, +36 %",
-            overheads.within("inference", _printed("B.3", "inference"), "B.3"),
+            overheads.expect_at_most_printed("inference", _get_printed("B.3", "inference"), "B.3"),
             ours=True,
         ),
     ),

@@ -29,7 +29,7 @@ from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
 from whitenorm_lab.claims.plots import line_styles, one_legend
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.perceptrons import Judge, accuracy_line, rest_below, run
+from whitenorm_lab.papers.shared.perceptrons import Judge, draw_accuracy, lower_at_best_other_level, run
 
 _BATCH_SIZE, _LR = 32, 0.1
 _NORMS: dict[str, Settings] = {
@@ -99,7 +99,9 @@ def _falls_in_groups(name: str) -> Judge:
 
 
 def _both(found: Results, over: str, level: int) -> Evidence:
-    return every(*(rest_below(found, over, level, value, f"{name} error in %") for value, name in _ERRORS.items()))
+    return every(
+        *(lower_at_best_other_level(found, over, level, value, f"{name} error in %") for value, name in _ERRORS.items())
+    )
 
 
 def _stable(name: str) -> Judge:
@@ -158,8 +160,8 @@ def draw(results: Results) -> Figure:
 
 
 def _lines(panel: Axes, found: Results, over: str, name: str, colour: int) -> None:
-    accuracy_line(panel, found, over, "final_error", name, color=f"C{colour}")
-    accuracy_line(panel, found, over, "final_test", "_", color=f"C{colour}", linestyle="--")
+    draw_accuracy(panel, found, over, "final_error", name, color=f"C{colour}")
+    draw_accuracy(panel, found, over, "final_test", "_", color=f"C{colour}", linestyle="--")
 
 
 EXPERIMENT = Experiment(

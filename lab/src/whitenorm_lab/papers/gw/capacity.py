@@ -46,13 +46,13 @@ from whitenorm_lab.data import Split
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.papers.shared.perceptrons import (
     Judge,
-    accuracy_line,
-    mnist,
-    over_levels,
-    rest_below,
-    tuned,
+    draw_accuracy,
+    load_mnist,
+    lower_at_best_other_level,
+    select_best_lr,
+    select_best_lr_per_level,
 )
-from whitenorm_lab.side_by_side import Rows, fit_side_by_side
+from whitenorm_lab.side_by_side import RowNorm, fit_side_by_side
 
 _LINEAR, _ONE, _FOUR = 0, 1, 4
 _TITLES = {_LINEAR: "linear classifier", _ONE: "one-layer MLP", _FOUR: "four-layer MLP"}
@@ -74,7 +74,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 def run_seeds(settings: Settings, contexts: Sequence[Context]) -> list[dict[str, Any]]:
     """Networks fitted to labels drawn at random by the seed; ``nets`` has every one with its curves."""
-    whole, _ = mnist(contexts[0], settings["images"], 0)
+    whole, _ = load_mnist(contexts[0], settings["images"], 0)
     kinds = _kinds(settings["groups"])
     seeds = [context.seed for context in contexts]
     found = fit_side_by_side(
@@ -114,7 +114,7 @@ def _kinds(groups: list[int]) -> list[Settings]:
     return [{"norm": "plain"}, *({"norm": name, "groups": g} for name in _NORMS for g in groups)]
 
 
-def _norm(norm: str, groups: int = 1) -> Rows | None:
+def _norm(norm: str, groups: int = 1) -> RowNorm | None:
     return None if norm == "plain" else partial(_NORMS[norm], num_groups=groups, eps=_EPS)
 
 
@@ -138,13 +138,13 @@ def _named(net: dict[str, Any]) -> Settings:
 
 def _over_groups(results: Results, hidden: int, name: str) -> Results:
     """A norm's networks at the best learning rate of each group number."""
-    return over_levels(_apart(results).where(hidden=hidden, norm=name), "groups", _VALUE)
+    return select_best_lr_per_level(_apart(results).where(hidden=hidden, norm=name), "groups", _VALUE)
 
 
 def _errors(results: Results, hidden: int, name: str) -> list[float]:
     """The training errors of the best learning rate, and the best group number if there are groups."""
     if name == "plain":
-        return tuned(_apart(results), _VALUE, hidden=hidden, norm=name).values(_VALUE)
+        return select_best_lr(_apart(results), _VALUE, hidden=hidden, norm=name).values(_VALUE)
     return _over_groups(results, hidden, name).best("groups", _VALUE).values(_VALUE)
 
 
@@ -173,7 +173,7 @@ def _falls(hidden: int) -> Judge:
 
     def part(results: Results, name: str) -> Evidence:
         found = _over_groups(results, hidden, name)
-        return rest_below(found, "groups", max(found.levels("groups")), _VALUE, f"error in % of {name}")
+        return lower_at_best_other_level(found, "groups", max(found.levels("groups")), _VALUE, f"error in % of {name}")
 
     return lambda results: every(*(part(results, name) for name in ("GN", "GW")))
 
@@ -201,7 +201,7 @@ def draw(results: Results) -> Figure:
         settings = results.where(hidden=hidden)[0].settings
         groups = settings["groups"]
         for name in _NORMS:
-            accuracy_line(panel, _over_groups(results, hidden, name), "groups", _VALUE, name)
+            draw_accuracy(panel, _over_groups(results, hidden, name), "groups", _VALUE, name)
         base = [[100 - error] * len(groups) for error in _errors(results, hidden, "plain")]
         spread_line(panel, groups, base, "Base", color="grey", linestyle="--")
         units = f" of {settings['width']} units" if hidden else ""

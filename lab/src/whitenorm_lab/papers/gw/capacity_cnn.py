@@ -23,7 +23,13 @@ from whitenorm_lab.claims.plots import finish, levels_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.claims.rules import SECOND
 from whitenorm_lab.papers.shared import classification
-from whitenorm_lab.papers.shared.perceptrons import WORDS, Judge, over_levels, rest_below, tuned
+from whitenorm_lab.papers.shared.perceptrons import (
+    LEVEL_PREFIXES,
+    Judge,
+    lower_at_best_other_level,
+    select_best_lr,
+    select_best_lr_per_level,
+)
 
 _CHANNELS = 16
 _VALUE = "final_error"
@@ -59,13 +65,13 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
 def _levels(results: Results, net: str, norm: str) -> Results:
     """A norm's runs at the best learning rate of each group number or batch size."""
-    return over_levels(results.where(net=net, norm=norm), _OVER[norm], _VALUE)
+    return select_best_lr_per_level(results.where(net=net, norm=norm), _OVER[norm], _VALUE)
 
 
 def _gains(results: Results, net: str, norm: str, level: int) -> list[float]:
     """By how many points each seed's error is below that of Base in batches of the same size."""
     runs = _levels(results, net, norm).where(**{_OVER[norm]: level})
-    base = tuned(results, _VALUE, net=net, norm="none", batch_size=runs[0].settings["batch_size"])
+    base = select_best_lr(results, _VALUE, net=net, norm="none", batch_size=runs[0].settings["batch_size"])
     return [one - other for one, other in zip(base.values(_VALUE), runs.values(_VALUE), strict=True)]
 
 
@@ -79,7 +85,7 @@ def _falls(norm: str) -> Judge:
 
     def part(results: Results, net: str) -> Evidence:
         found = _levels(results, net, norm)
-        return rest_below(found, _OVER[norm], _worst(found, norm), _VALUE, f"error in %, {net}")
+        return lower_at_best_other_level(found, _OVER[norm], _worst(found, norm), _VALUE, f"error in %, {net}")
 
     return lambda results: every(*(part(results, net) for net in results.levels("net")))
 
@@ -88,7 +94,7 @@ def _below_base(norm: str) -> Judge:
     def part(results: Results, net: str) -> Evidence:
         level = _worst(_levels(results, net, norm), norm)
         gains = _gains(results, net, norm, level)
-        names = f"points over Base, {net}, {WORDS[_OVER[norm]]} {level}", "none"
+        names = f"points over Base, {net}, {LEVEL_PREFIXES[_OVER[norm]]} {level}", "none"
         return lower(gains, [0.0] * len(gains), names)
 
     return lambda results: every(*(part(results, net) for net in results.levels("net")))

@@ -16,7 +16,13 @@ from whitenorm_lab.claims.evidence import Evidence, every
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.costs import RESNET50
-from whitenorm_lab.papers.shared.overheads import ordered, picture, run, settings, within
+from whitenorm_lab.papers.shared.overheads import (
+    build_settings,
+    draw_overheads,
+    expect_at_most_printed,
+    expect_rising_step_times,
+    run,
+)
 from whitenorm_lab.published import S1_B2_PERCENT, STEP_PERCENT
 
 _MODELS = ("GW S1", "GW S1-B1", "GW S1-B2", "GW S1-B3", "GW S1-B12", "GW full", "BW_Σ S1-B2")
@@ -26,11 +32,13 @@ def plan(scale: Settings) -> list[Settings]:
     """All placements in ResNet-50, GW and BW_Σ at S1-B2 in larger nets."""
     runs = [("A2", scale["net"], model) for model in _MODELS]
     runs += [(f"A3, {net}", net, model) for net in scale["larger"] for model in ("GW S1-B2", "BW_Σ S1-B2")]
-    return [settings(table, net, model, RESNET50[model], scale) for table, net, model in runs]
+    return [build_settings(table, net, model, RESNET50[model], scale) for table, net, model in runs]
 
 
 def _within(results: Results) -> Evidence:
-    return every(*(within("step", _printed(table), table)(results) for table in results.levels("table")))
+    return every(
+        *(expect_at_most_printed("step", _printed(table), table)(results) for table in results.levels("table"))
+    )
 
 
 def _printed(table: str) -> dict[str, float]:
@@ -41,7 +49,7 @@ def draw(results: Results) -> Figure:
     """Added time of a training step, a panel a net, and of ResNet-50's inference, which the paper does not print."""
     tables = {table: results.where(table=table) for table in results.levels("table")}
     panels: list[Any] = [(found, "step", _printed(table), found.levels("net")[0]) for table, found in tables.items()]
-    return picture([*panels, (tables["A2"], "inference", {}, tables["A2"].levels("net")[0])])
+    return draw_overheads([*panels, (tables["A2"], "inference", {}, tables["A2"].levels("net")[0])])
 
 
 EXPERIMENT = Experiment(
@@ -55,21 +63,25 @@ EXPERIMENT = Experiment(
         Claim(
             "One GW adds least, all norms most",
             "4.3, 22.7, 90 %",
-            ordered(["GW S1", "GW S1-B2", "GW full"], "A2"),
+            expect_rising_step_times(["GW S1", "GW S1-B2", "GW full"], "A2"),
         ),
         Claim(
             "At B3, with 4 times the channels, GW adds more than at B1 and B2",
             "51.3 % over 23.6 and 22.7",
-            lambda results: every(*(ordered([place, "GW S1-B3"], "A2")(results) for place in ("GW S1-B1", "GW S1-B2"))),
+            lambda results: every(
+                *(expect_rising_step_times([place, "GW S1-B3"], "A2")(results) for place in ("GW S1-B1", "GW S1-B2"))
+            ),
         ),
         Claim(
             "At B12 GW adds more than at B2, less than at B3",
             "22.7, 40.6, 51.3 %",
-            ordered(["GW S1-B2", "GW S1-B12", "GW S1-B3"], "A2"),
+            expect_rising_step_times(["GW S1-B2", "GW S1-B12", "GW S1-B3"], "A2"),
             otherwise="On a CPU the matrix of every sample costs more than applying it, so layers count more than "
             "their channels: B12 has twice as many as B3.",
         ),
-        Claim("GW adds less than BW_Σ", "22.7 against 31.3 %", ordered(["GW S1-B2", "BW_Σ S1-B2"], "A2")),
+        Claim(
+            "GW adds less than BW_Σ", "22.7 against 31.3 %", expect_rising_step_times(["GW S1-B2", "BW_Σ S1-B2"], "A2")
+        ),
     ),
     scales={
         "smoke": {"net": "resnet-tiny", "larger": [], "batch": 2, "resolution": 32, "classes": 10, "rounds": 2},

@@ -30,7 +30,7 @@ from whitenorm_lab.claims.experiment import Claim
 from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.gw.imagenet import BN, PLACED, TABLE_2
-from whitenorm_lab.papers.shared.classification import entry, last
+from whitenorm_lab.papers.shared.classification import build_experiment, get_final_values
 from whitenorm_lab.tasks.classification.presets.gw import GwImagenet
 
 _BN_DF = 76.24
@@ -61,7 +61,7 @@ def _errors(results: Results, *variants: str) -> list[float] | None:
     """The mean last test error of some variants, a seed; nothing where they were not run."""
     if not set(variants) <= set(results.levels("variant")):
         return None
-    by_variant = [last(results, "test_error", variant) for variant in variants]
+    by_variant = [get_final_values(results, "test_error", variant) for variant in variants]
     return [statistics.fmean(errors) for errors in zip(*by_variant, strict=True)]
 
 
@@ -140,10 +140,10 @@ def draw(results: Results) -> Figure:
     )
     for panel, norm in zip(axes.flat, norms, strict=True):
         for colour, (extra, label) in enumerate((("", "without"), (_EXTRA, "with the extra layer"))):
-            columns = [last(results, "test_error", f"{norm}, {place}{extra}") for place in _TABLE_A1]
+            columns = [get_final_values(results, "test_error", f"{norm}, {place}{extra}") for place in _TABLE_A1]
             curves = [list(curve) for curve in zip(*columns, strict=True)]
             spread_line(panel, range(len(curves[0])), curves, f"{norm}, {label}", color=f"C{colour}", marker=".")
-            bn = statistics.fmean(last(results, "test_error", f"BN{extra}"))
+            bn = statistics.fmean(get_final_values(results, "test_error", f"BN{extra}"))
             panel.axhline(bn, color=f"C{colour}", linestyle=":", label=f"BN, {label}")
         panel.set_xticks(range(len(_TABLE_A1)), list(_TABLE_A1))
         panel.set(ylabel="test error (%)", title=norm)
@@ -152,7 +152,7 @@ def draw(results: Results) -> Figure:
 
 
 EXPERIMENT = dataclasses.replace(
-    entry(
+    build_experiment(
         "gw-df",
         _PANELS,
         (

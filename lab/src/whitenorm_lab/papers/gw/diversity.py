@@ -22,7 +22,7 @@ from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import one_legend, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.gaussians import normalised
+from whitenorm_lab.papers.shared.gaussians import normalize
 
 _SOURCES = {"gaussian": "Gaussian", "mlp": "one-layer MLP"}
 _STYLES = {"GN": {"marker": "o"}, "BN": {"marker": "x", "linestyle": "--"}}
@@ -58,10 +58,10 @@ def _parts(settings: Settings, context: Context) -> Iterator[Tensor]:
         x = torch.randn(min(_ROWS, settings["samples"] - start), width, generator=generator)
         x = x @ weight.mT if settings["source"] == "mlp" else x
         if settings["method"] == "GN":
-            y = normalised(x, "GN", settings["size"])[:, chosen]
+            y = normalize(x, "GN", settings["size"])[:, chosen]
         else:
             # In float64, as two values may be so near that float32 has no variance for them.
-            y = normalised(x[:, chosen].double(), settings["method"], settings["size"])
+            y = normalize(x[:, chosen].double(), settings["method"], settings["size"])
         yield y.relu() if settings["source"] == "mlp" else y
         context.progress(min(1.0, (start + _ROWS) / settings["samples"]))
 

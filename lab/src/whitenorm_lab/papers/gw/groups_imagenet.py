@@ -7,14 +7,14 @@ epochs. Command: ``whitenorm-lab reproduce gw-groups-imagenet --data ROOT``, wit
 
 from __future__ import annotations
 
-from whitenorm_lab.papers.shared.classification import entry, lower_error, variants
+from whitenorm_lab.papers.shared.classification import build_experiment, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.gw import GwImagenet
 
 _GROUPS = (8, 16, 32, 64, 128)
 
 _SMALL = {"resnet50": "resnet18"}
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "gw-groups-imagenet",
     variants(
         GwImagenet(),

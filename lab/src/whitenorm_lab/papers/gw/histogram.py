@@ -20,7 +20,7 @@ from whitenorm.diagnostics import correlation
 from whitenorm_lab.claims.evidence import Evidence, every, exactly, lower, rising
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.gaussians import normalised
+from whitenorm_lab.papers.shared.gaussians import normalize
 
 _METHODS = {"GN": "c", "BN": "m"}
 
@@ -38,7 +38,7 @@ def outputs(settings: Settings, seed: int) -> Tensor:
     """The first ``size`` features, for GN one group, as ``(N, size)``; the data are the same for all settings."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(settings["samples"], settings["features"], generator=generator, dtype=torch.float64)
-    return normalised(x, settings["method"], settings["size"])[:, : settings["size"]]
+    return normalize(x, settings["method"], settings["size"])[:, : settings["size"]]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from whitenorm_lab.claims.experiment import Claim
-from whitenorm_lab.papers.shared.classification import entry, errors_below, lower_error, variants
+from whitenorm_lab.papers.shared.classification import build_experiment, errors_below, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.gw import GwAdvanced, GwImagenet
 
 _NETS = {
@@ -81,7 +81,7 @@ def _places() -> tuple[Claim, ...]:
     return (*above, *best, more)
 
 
-EXPERIMENT = entry(
+EXPERIMENT = build_experiment(
     "gw-imagenet",
     _PANELS,
     (

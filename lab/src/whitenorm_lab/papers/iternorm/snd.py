@@ -1,16 +1,20 @@
-"""IterNorm figures 4 and 5, and figure 2 of its supplement: conditioning against stochastic disturbance (SND).
+"""IterNorm figures 4 and 5, and supplement figure 2: conditioning against stochastic disturbance (SND).
 
 Paper: 60,000 samples of a Gaussian. At B = 1024, over d = 2, 4, …, 512, the condition number of the output's covariance
 and the SND of BN, DBN and IterNorm with T = 5 and other steps; then SND over B at d = 128, and over d at B = 2;
 averages of 10 runs. DBN has condition number 1 and by far the largest SND at high d; IterNorm is better conditioned
-than BN with a smaller SND than DBN, and both grow with T. The figures have no printed numbers. Command:
-``whitenorm-lab reproduce iternorm-snd``. The default scale is the paper's, with its 10 runs. Not stated there: the
-Gaussian's covariance (here I), ε (1e-5 for all), and how many batches and samples SND is taken over (10 batches for
-each of 100 samples; at paper scale 100 and 1,000). Whitening is of all features at once.
+than BN with a smaller SND than DBN, and both grow with T. The figures have no printed numbers.
+
+Not stated in the paper: the Gaussian's covariance (here I), ε (1e-5 for all), and the number of batches and samples for
+SND (10 batches for each of 100 samples; at paper scale 100 and 1,000). All features are whitened together.
+
+Default scale: that of the paper, with its 10 runs.
+Cost: 4 min. Command: ``whitenorm-lab reproduce iternorm-snd``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -32,8 +36,8 @@ _NORMS = ("BN", "DBN", *(f"IterNorm T={steps}" for steps in _STEPS))
 _MAIN = "IterNorm T=5"
 
 
-def make(name: str, features: int) -> Operation:
-    """A norm by its name in the figures."""
+def build_norm(name: str, features: int) -> Operation:
+    """Build a norm by its name in the figures."""
     if name == "BN":
         return nn.BatchNorm1d(features, eps=1e-5)
     if name == "DBN":
@@ -42,7 +46,7 @@ def make(name: str, features: int) -> Operation:
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """The sweep of figure 4 for every norm, those of figure 5 for BN and IterNorm."""
+    """Plan the sweep of figure 4 for every norm, and those of figure 5 for BN and IterNorm."""
     common = {name: scale[name] for name in ("data", "samples", "repeats")}
     wide = [(norm, d, scale["batch"]) for d in scale["features"] for norm in _NORMS]
     small = [(norm, scale["width"], b) for b in scale["batches"] for norm in ("BN", _MAIN)]
@@ -55,10 +59,10 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """SND, and in the first sweep the condition number of one batch's output."""
+    """Measure the SND, and in the first sweep the condition number of one batch's output."""
     generator = torch.Generator().manual_seed(context.seed)
     data = torch.randn(settings["data"], settings["features"], generator=generator)
-    norm = make(settings["norm"], settings["features"])
+    norm = build_norm(settings["norm"], settings["features"])
     batch, samples, repeats = (settings[name] for name in ("batch", "samples", "repeats"))
     values = {"snd": stochastic_disturbance(norm, data, batch, samples, repeats, generator=generator).operation}
     if settings["sweep"] == "features":
@@ -67,111 +71,113 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     return values
 
 
-def _exactly_one(results: Results) -> Evidence:
+def _check_dbn_is_one(results: Results) -> Evidence:
     worst = max(results.values("condition", sweep="features", norm="DBN"))
     return exactly(worst < 1.01, f"at most {worst:.5f}")
 
 
-def _largest(results: Results) -> Evidence:
-    found = _widest(results)
-    dbn = found.values("snd", norm="DBN")
-    return every(*(lower(found.values("snd", norm=norm), dbn, (norm, "DBN")) for norm in ("BN", _MAIN)))
+def _expect_lower_snd(*pairs: tuple[str, str]) -> Callable[[Results], Evidence]:
+    """Build a judge that expects the first norm of each pair to have the lower SND at the highest d."""
 
-
-def _reduced(results: Results) -> Evidence:
-    found = _widest(results)
-    ours = found.values("snd", norm=_MAIN)
-    return every(*(lower(ours, found.values("snd", norm=norm), (_MAIN, norm)) for norm in ("BN", "DBN")))
-
-
-def _better_conditioned(results: Results) -> Evidence:
-    found = results.where(sweep="features")
-    return every(
-        *(
-            lower(
-                found.values("condition", norm=_MAIN, features=d),
-                found.values("condition", norm="BN", features=d),
-                (f"d={d}: {_MAIN}", "BN"),
-            )
-            for d in found.levels("features")
-        )
-    )
-
-
-def _with_steps(name: str, falls: bool) -> Any:
     def judge(results: Results) -> Evidence:
-        found = _widest(results)
-        norms = [f"IterNorm T={steps}" for steps in (reversed(_STEPS) if falls else _STEPS)]
-        return rising(norms, [found.values(name, norm=norm) for norm in norms])
+        runs = _select_highest_d(results)
+        return every(
+            *(lower(runs.values("snd", norm=low), runs.values("snd", norm=high), (low, high)) for low, high in pairs)
+        )
 
     return judge
 
 
-def _bn_over_batch(results: Results) -> Evidence:
-    found = results.where(sweep="batch", norm="BN")
-    batches = sorted(found.levels("batch"), reverse=True)
-    return rising([f"B={b}" for b in batches], [found.values("snd", batch=b) for b in batches])
-
-
-def _bn_over_features(results: Results) -> Evidence:
-    found = results.where(sweep="features at 2", norm="BN")
-    ends = min(found.levels("features")), max(found.levels("features"))
-    return rising([f"d={d}" for d in ends], [found.values("snd", features=d) for d in ends])
-
-
-def _small_batch(results: Results) -> Evidence:
-    found = results.where(sweep="batch", batch=min(results.where(sweep="batch").levels("batch")))
-    return lower(found.values("snd", norm=_MAIN), found.values("snd", norm="BN"), (_MAIN, "BN"))
-
-
-def _stable(results: Results) -> Evidence:
-    """By how much SND grows from the smallest to the largest d."""
-    found = results.where(sweep="features at 2")
-    first, last = min(found.levels("features")), max(found.levels("features"))
-    growth = {
-        norm: [
-            high / low
-            for low, high in zip(
-                found.values("snd", norm=norm, features=first),
-                found.values("snd", norm=norm, features=last),
-                strict=True,
+def _check_better_conditioned(results: Results) -> Evidence:
+    runs = results.where(sweep="features")
+    return every(
+        *(
+            lower(
+                runs.values("condition", norm=_MAIN, features=d),
+                runs.values("condition", norm="BN", features=d),
+                (f"d={d}: {_MAIN}", "BN"),
             )
-        ]
-        for norm in (_MAIN, "BN")
-    }
+            for d in runs.levels("features")
+        )
+    )
+
+
+def _expect_trend_over_steps(value: str, falls: bool) -> Callable[[Results], Evidence]:
+    def judge(results: Results) -> Evidence:
+        runs = _select_highest_d(results)
+        norms = [f"IterNorm T={steps}" for steps in (reversed(_STEPS) if falls else _STEPS)]
+        return rising(norms, [runs.values(value, norm=norm) for norm in norms])
+
+    return judge
+
+
+def _check_bn_over_batch(results: Results) -> Evidence:
+    runs = results.where(sweep="batch", norm="BN")
+    batches = sorted(runs.levels("batch"), reverse=True)
+    return rising([f"B={b}" for b in batches], [runs.values("snd", batch=b) for b in batches])
+
+
+def _check_bn_over_features(results: Results) -> Evidence:
+    runs = results.where(sweep="features at 2", norm="BN")
+    extremes = min(runs.levels("features")), max(runs.levels("features"))
+    return rising([f"d={d}" for d in extremes], [runs.values("snd", features=d) for d in extremes])
+
+
+def _check_small_batch(results: Results) -> Evidence:
+    runs = results.where(sweep="batch")
+    runs = runs.where(batch=min(runs.levels("batch")))
+    return lower(runs.values("snd", norm=_MAIN), runs.values("snd", norm="BN"), (_MAIN, "BN"))
+
+
+def _check_grows_less(results: Results) -> Evidence:
+    """Compare the factors by which the SND grows from the lowest to the highest d."""
+    runs = results.where(sweep="features at 2")
+    extremes = min(runs.levels("features")), max(runs.levels("features"))
+    growth = {}
+    for norm in (_MAIN, "BN"):
+        first, last = (runs.values("snd", norm=norm, features=d) for d in extremes)
+        growth[norm] = [high / low for low, high in zip(first, last, strict=True)]
     return lower(growth[_MAIN], growth["BN"], (f"{_MAIN} times", "BN times"))
 
 
-def _widest(results: Results) -> Results:
-    found = results.where(sweep="features")
-    return found.where(features=max(found.levels("features")))
+def _select_highest_d(results: Results) -> Results:
+    runs = results.where(sweep="features")
+    return runs.where(features=max(runs.levels("features")))
 
 
 def draw(results: Results) -> Figure:
-    """Condition number and SND over d, and SND over B and over d at B = 2."""
+    """Draw condition number and SND over d, and SND over B and over d at B = 2."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 7.4), layout="constrained")
-    _panel(axes[0, 0], results, "features", "features", "condition")
-    _panel(axes[0, 1], results, "features", "features", "snd")
-    _panel(axes[1, 0], results, "batch", "batch", "snd")
-    _panel(axes[1, 1], results, "features at 2", "features", "snd")
+    _draw_sweep(axes[0, 0], results, "features", "features", "condition")
+    _draw_sweep(axes[0, 1], results, "features", "features", "snd")
+    _draw_sweep(axes[1, 0], results, "batch", "batch", "snd")
+    _draw_sweep(axes[1, 1], results, "features at 2", "features", "snd")
     one_legend(figure, axes.flat)
     return figure
 
 
-def _panel(axes: Axes, results: Results, sweep: str, over: str, value: str) -> None:
-    found = results.where(sweep=sweep)
-    levels = found.levels(over)
-    for norm in found.levels("norm"):
+def _draw_sweep(axes: Axes, results: Results, sweep: str, over: str, value: str) -> None:
+    runs = results.where(sweep=sweep)
+    levels = runs.levels(over)
+    for norm in runs.levels("norm"):
         style = "-" if norm in ("BN", "DBN", _MAIN) else "--"
-        means = [found.mean(value, norm=norm, **{over: level}) for level in levels]
+        means = [runs.mean(value, norm=norm, **{over: level}) for level in levels]
         axes.plot(levels, means, style, marker=".", color=f"C{_NORMS.index(norm)}", label=norm)
-    other = "batch" if over == "features" else "features"
-    letters = {"batch": "B", "features": "d"}
+    fixed = "batch" if over == "features" else "features"
+    symbols = {"batch": "B", "features": "d"}
     names = {"condition": "condition number", "snd": "SND"}
     axes.set(xscale="log", yscale="log", xlabel="dimension d" if over == "features" else "batch size B")
     axes.set_xscale("log", base=2)
-    axes.set(ylabel=names[value], title=f"{letters[other]} = {found[0].settings[other]}")
+    axes.set(ylabel=names[value], title=f"{symbols[fixed]} = {runs[0].settings[fixed]}")
 
+
+_FULL: Settings = {
+    "data": 60000,
+    "features": [2**i for i in range(1, 10)],
+    "batch": 1024,
+    "width": 128,
+    "batches": [2**i for i in range(1, 11)],
+}
 
 EXPERIMENT = Experiment(
     id="iternorm-snd",
@@ -180,22 +186,36 @@ EXPERIMENT = Experiment(
     title="Conditioning and stochastic disturbance over dimension and batch size",
     cost="4 min",
     claims=(
-        Claim("DBN's output has condition number 1 at every d", "exactly 1", _exactly_one),
-        Claim("At the highest d DBN has the largest SND", "DBN significantly enlarges SND", _largest),
-        Claim("At the highest d IterNorm's SND is below BN's and DBN's", "reduced at high d", _reduced),
-        Claim("IterNorm is better conditioned than BN at every d", "consistently improved", _better_conditioned),
+        Claim("DBN's output has condition number 1 at every d", "exactly 1", _check_dbn_is_one),
         Claim(
-            "More steps condition IterNorm better, highest d", "better with T = 1 … 9", _with_steps("condition", True)
+            "At the highest d DBN has the largest SND",
+            "DBN significantly enlarges SND",
+            _expect_lower_snd(("BN", "DBN"), (_MAIN, "DBN")),
         ),
-        Claim("More steps disturb more, highest d", "increasing with T = 1 … 9", _with_steps("snd", False)),
-        Claim("BN's SND falls as the batch grows, d = 128", "gradually reduced", _bn_over_batch),
+        Claim(
+            "At the highest d IterNorm's SND is below BN's and DBN's",
+            "reduced at high d",
+            _expect_lower_snd((_MAIN, "BN"), (_MAIN, "DBN")),
+        ),
+        Claim("IterNorm is better conditioned than BN at every d", "consistently improved", _check_better_conditioned),
+        Claim(
+            "More steps condition IterNorm better, highest d",
+            "better with T = 1 … 9",
+            _expect_trend_over_steps("condition", falls=True),
+        ),
+        Claim(
+            "More steps disturb more, highest d",
+            "increasing with T = 1 … 9",
+            _expect_trend_over_steps("snd", falls=False),
+        ),
+        Claim("BN's SND falls as the batch grows, d = 128", "gradually reduced", _check_bn_over_batch),
         Claim(
             "BN's SND is larger at the highest d than at the lowest, B = 2",
             "reduced at low, increased at high d",
-            _bn_over_features,
+            _check_bn_over_features,
         ),
-        Claim("At the smallest batch IterNorm's SND is below BN's", "much less sensitive", _small_batch),
-        Claim("At B = 2 IterNorm's SND grows less over all d than BN's", "more stable", _stable),
+        Claim("At the smallest batch IterNorm's SND is below BN's", "much less sensitive", _check_small_batch),
+        Claim("At B = 2 IterNorm's SND grows less over all d than BN's", "more stable", _check_grows_less),
     ),
     scales={
         "smoke": {
@@ -207,24 +227,8 @@ EXPERIMENT = Experiment(
             "width": 8,
             "batches": [2, 16],
         },
-        "default": {
-            "data": 60000,
-            "samples": 100,
-            "repeats": 10,
-            "features": [2**i for i in range(1, 10)],
-            "batch": 1024,
-            "width": 128,
-            "batches": [2**i for i in range(1, 11)],
-        },
-        "paper": {
-            "data": 60000,
-            "samples": 1000,
-            "repeats": 100,
-            "features": [2**i for i in range(1, 10)],
-            "batch": 1024,
-            "width": 128,
-            "batches": [2**i for i in range(1, 11)],
-        },
+        "default": {**_FULL, "samples": 100, "repeats": 10},
+        "paper": {**_FULL, "samples": 1000, "repeats": 100},
     },
     seeds={"smoke": 1, "default": 10, "paper": 10},
     first_seed=20,

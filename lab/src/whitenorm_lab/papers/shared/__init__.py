@@ -1,1 +1,1 @@
-"""What entries of several papers share."""
+"""Common parts of several experiments."""

@@ -1,12 +1,11 @@
-"""What the DBN paper's two experiments with perceptrons on faces share: the methods, their grid search, equal time.
+"""Run and compare the DBN paper's two experiments with perceptrons on faces.
 
-Hyper-parameters are chosen for each method and seed by the training loss after the last step. The paper's grid is the
-learning rate, and for NNN also the damping ε and the interval T. DBN has no γ and β, as in the paper, and weights begin
-as LeCun's, as its text says.
+The hyper-parameters of each method and seed are those with the lowest training loss after the last step: the learning
+rate, and for NNN also the damping ε and the interval T. As in the paper, DBN has no γ and β, and the initial weights
+are LeCun's.
 
-Methods are compared over time, and times are taken apart from the training, which may so run beside other work: in runs
-that come last in a plan, a step of every method is timed in turn with those of the others. It is only there that
-nothing else may run.
+Methods are compared over time. Step times are measured in separate runs at the end of a plan, in which the steps of all
+methods take turns, so that training may run beside other work. Nothing else may run during these last runs.
 """
 
 from __future__ import annotations
@@ -20,14 +19,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 import whitenorm
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Context, Settings
+from whitenorm_lab.claims.plots import spread_line
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
-from whitenorm_lab.fitting import fit, stepping
+from whitenorm_lab.fitting import fit, make_step
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.nets.nnn import NaturalNetwork
 from whitenorm_lab.nets.parts import lecun_
@@ -35,76 +36,78 @@ from whitenorm_lab.timing import interleaved
 
 METHODS = ("plain", "NNN", "LN", "BN", "DBN")
 SHAPE = (1, 32, 32)
-# Images in which NNN takes its statistics at a refresh; the paper names no number.
+# Images from which NNN takes its statistics at a refresh; the paper does not state how many.
 _NNN_SAMPLES = 2000
-# Of a method's settings, what the time of its steps depends on.
-_TIMED = ("method", "hidden", "batch_size", "group_size", "samples")
-# NNN's steps and its refreshes are timed apart: no step has one after the first.
+# The settings of a method that decide the time of its steps.
+_TIMING_KEYS = ("method", "hidden", "batch_size", "group_size", "samples")
+# NNN's steps and refreshes are timed separately: with this interval only the first step has a refresh.
 _NEVER = 2**62
 
 
-def method(name: str, scale: Settings, group_size: int | None = None) -> Settings:
-    """The settings of one method's search."""
-    common = {key: scale[key] for key in ("lrs", "steps", "points", "batch_size", "hidden")}
+def build_search_settings(name: str, scale: Settings, group_size: int | None = None) -> Settings:
+    """Build the settings of the grid search of one method."""
+    settings = {key: scale[key] for key in ("lrs", "steps", "points", "batch_size", "hidden")}
     if name == "NNN":
-        common |= {"dampings": scale["dampings"], "intervals": scale["intervals"], "samples": _NNN_SAMPLES}
+        settings |= {"dampings": scale["dampings"], "intervals": scale["intervals"], "samples": _NNN_SAMPLES}
     if name == "DBN":
-        common |= {"group_size": group_size}
-    return {"method": name, **common}
+        settings |= {"group_size": group_size}
+    return {"method": name, **settings}
 
 
-def timing(methods: Sequence[Settings], rounds: int) -> Settings:
-    """The settings of the runs that time the steps of these methods."""
-    return {"timed": [_timed(settings) for settings in methods], "rounds": rounds}
+def build_timing_settings(methods: Sequence[Settings], rounds: int) -> Settings:
+    """Build the settings of the runs that time the steps of these methods."""
+    return {"timed": [_select_timing_keys(settings) for settings in methods], "rounds": rounds}
 
 
-def _timed(settings: Settings) -> Settings:
-    return {key: settings[key] for key in _TIMED if key in settings}
+def _select_timing_keys(settings: Settings) -> Settings:
+    return {key: settings[key] for key in _TIMING_KEYS if key in settings}
 
 
 def search(
     settings: Settings, context: Context, train: Split, classes: int
 ) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
-    """Train at every point of the grid; the best one's curve, with its hyper-parameters, and its states at the points.
+    """Train at every point of the grid and keep the run with the lowest final loss.
 
-    ``tried`` has the loss that every point of the grid reached.
+    Returns:
+        Its curves, with ``final`` loss, ``chosen`` hyper-parameters and the losses of all points of the grid
+        (``tried``); and the model's state at every point of the curves.
     """
     grid = list(itertools.product(settings["lrs"], settings.get("dampings", [None]), settings.get("intervals", [None])))
     best: tuple[dict[str, Any], list[dict[str, Tensor]]] | None = None
     tried = []
-    for number, (lr, damping, interval) in enumerate(grid):
+    for i, (lr, damping, interval) in enumerate(grid):
         states: list[dict[str, Tensor]] = []
-        curve = fit(
-            network(settings, train.images, classes, damping, interval),
+        curves = fit(
+            build_network(settings, train.images, classes, damping, interval),
             train,
             lr=lr,
             steps=settings["steps"],
             batch_size=settings["batch_size"],
             seed=context.seed,
             points=settings["points"],
-            measure=_keep(states),
-            progress=lambda share, number=number: context.progress((number + share) / len(grid)),  # type: ignore[misc]
+            measure=_build_state_recorder(states),
+            progress=lambda share, i=i: context.progress((i + share) / len(grid)),  # type: ignore[misc]
         )
-        tried.append(curve["loss"][-1])
+        tried.append(curves["loss"][-1])
         if best is None or tried[-1] < best[0]["final"]:
             chosen = {"lr": lr} | ({} if damping is None else {"damping": damping, "interval": interval})
-            best = {**curve, "final": tried[-1], "chosen": chosen}, states
+            best = {**curves, "final": tried[-1], "chosen": chosen}, states
     assert best is not None
     return {**best[0], "tried": tried}, best[1]
 
 
-def _keep(states: list[dict[str, Tensor]]) -> Callable[[nn.Module], dict[str, float]]:
-    def keep(model: nn.Module) -> dict[str, float]:
+def _build_state_recorder(states: list[dict[str, Tensor]]) -> Callable[[nn.Module], dict[str, float]]:
+    def record(model: nn.Module) -> dict[str, float]:
         states.append(copy.deepcopy(model.state_dict()))
         return {}
 
-    return keep
+    return record
 
 
-def network(
+def build_network(
     settings: Settings, images: Tensor, classes: int, damping: float | None = None, interval: int | None = None
 ) -> nn.Module:
-    """A perceptron with the method's norms, or a natural one."""
+    """Build a perceptron with the method's norms; a natural one if a damping and an interval are given."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "LN": nn.LayerNorm,
         "BN": nn.BatchNorm1d,
@@ -118,13 +121,13 @@ def network(
     return NaturalNetwork(layers, images, damping=damping, interval=interval, samples=settings["samples"])
 
 
-def step_times(settings: Settings, train: Split, classes: int) -> dict[str, Any]:
-    """Seconds of a step of each method in ``timed``, in their order, and of a refresh of NNN."""
+def measure_step_times(settings: Settings, train: Split, classes: int) -> dict[str, Any]:
+    """Measure the seconds of one step of each method in ``timed``, and of one refresh of NNN."""
     runs: dict[str, Callable[[], object]] = {}
-    for number, method in enumerate(settings["timed"]):
+    for i, method in enumerate(settings["timed"]):
         natural = {"damping": 1.0, "interval": _NEVER} if method["method"] == "NNN" else {}
-        model = network(method, train.images, classes, **natural)  # type: ignore[arg-type]
-        runs[str(number)] = stepping(model, train, lr=0.01, batch_size=method["batch_size"])
+        model = build_network(method, train.images, classes, **natural)  # type: ignore[arg-type]
+        runs[str(i)] = make_step(model, train, lr=0.01, batch_size=method["batch_size"])
         if isinstance(model, NaturalNetwork):
             runs["refresh"] = model.refresh
     seconds = {name: statistics.median(times) for name, times in interleaved(runs, settings["rounds"]).items()}
@@ -132,45 +135,51 @@ def step_times(settings: Settings, train: Split, classes: int) -> dict[str, Any]
     return {"step_seconds": list(seconds.values()), "refresh_seconds": refresh}
 
 
-def over_time(results: Results) -> Results:
-    """The runs that trained, with ``seconds``: when each point of the curve was reached, by the times of its seed."""
+def add_seconds(results: Results) -> Results:
+    """Return the training runs with ``seconds``: the time of each point of the curves, from the seed's step times."""
     times = {run.seed: run for run in results if "timed" in run.settings}
-    trained = [run for run in results if "method" in run.settings]
     return Results(
-        replace(run, values={**run.values, "seconds": _seconds(run, times[run.seed], run.values["step"])})
-        for run in trained
+        replace(run, values={**run.values, "seconds": _compute_seconds(run, times[run.seed])})
+        for run in results
+        if "method" in run.settings
     )
 
 
-def _seconds(run: Run, times: Run, steps: Sequence[int]) -> list[float]:
-    step = times.values["step_seconds"][times.settings["timed"].index(_timed(run.settings))]
+def _compute_seconds(run: Run, times: Run) -> list[float]:
+    step_seconds = times.values["step_seconds"][times.settings["timed"].index(_select_timing_keys(run.settings))]
     interval = run.values["chosen"].get("interval", _NEVER)
-    refresh = times.values["refresh_seconds"] if interval < _NEVER else 0.0
-    # A step whose number, from 0 on, the interval divides begins with a refresh.
-    return [number * step + math.ceil(number / interval) * refresh for number in steps]
+    refresh_seconds = times.values["refresh_seconds"] if interval < _NEVER else 0.0
+    # Steps 0, T, 2T, ... begin with a refresh.
+    return [steps * step_seconds + math.ceil(steps / interval) * refresh_seconds for steps in run.values["step"]]
 
 
-def faster(results: Results, quick: str, slow: Sequence[str], **settings: Any) -> Evidence:
-    """That one method is at a lower training loss than each of the others after an equal time spent in steps.
+def lower_after_equal_time(results: Results, quick: str, slow: Sequence[str], **settings: Any) -> Evidence:
+    """Compare the training loss of one method with others after equal time, expected to be lower.
 
-    The time is that of the shortest run of all of them that did not diverge: with an equal number of steps, the end of
-    the fastest.
+    The time is that of the shortest run that did not diverge: since all runs have the same number of steps, this is the
+    end of the fastest method.
+
+    Args:
+        results: of training and timing runs.
+        quick: the method expected to have the lower loss.
+        slow: the other methods.
+        settings: of the runs with DBN.
     """
-    results = over_time(results)
-    found = {name: results.where(method=name, **(settings if name == "DBN" else {})) for name in (quick, *slow)}
-    finite = [run for runs in found.values() for run in runs if math.isfinite(run.values["final"])]
+    results = add_seconds(results)
+    runs = {name: results.where(method=name, **(settings if name == "DBN" else {})) for name in (quick, *slow)}
+    finite = [run for of_method in runs.values() for run in of_method if math.isfinite(run.values["final"])]
     budget = min((run.values["seconds"][-1] for run in finite), default=0.0)
-    reached = {name: [loss_after(run, budget) for run in runs] for name, runs in found.items()}
-    parts = every(*(lower(reached[quick], reached[name], (quick, name)) for name in slow))
-    return replace(parts, prefix=f"after {budget:.3g} s: ")
+    losses = {name: [interpolate_loss(run, budget) for run in of_method] for name, of_method in runs.items()}
+    evidence = every(*(lower(losses[quick], losses[name], (quick, name)) for name in slow))
+    return replace(evidence, prefix=f"after {budget:.3g} s: ")
 
 
-def loss_after(run: Run, seconds: float) -> float:
-    """The training loss at a time, between two points of the curve along a line; infinite once it has diverged.
+def interpolate_loss(run: Run, seconds: float) -> float:
+    """Return the training loss at a time, linear between the points of the curve; infinite if the run diverged.
 
     Example::
 
-        >>> loss_after(Run({}, 0, {"seconds": [1.0, 2.0], "loss": [4.0, 3.0]}, 0.0), 1.5)
+        >>> interpolate_loss(Run({}, 0, {"seconds": [1.0, 2.0], "loss": [4.0, 3.0]}, 0.0), 1.5)
         3.5
     """
     times, losses = run.values["seconds"], run.values["loss"]
@@ -179,13 +188,27 @@ def loss_after(run: Run, seconds: float) -> float:
     return float(np.interp(seconds, times, losses))
 
 
-def describe(runs: Results) -> str:
-    """A method with the hyper-parameters that its seeds chose."""
-    names = {"lr": "lr", "damping": "ε", "interval": "T"}
+def draw_loss_over_time(panel: Axes, runs_by_name: dict[str, Results], title: str) -> None:
+    """Draw the training loss of each method over the mean time of its seeds.
+
+    Args:
+        panel: to draw in.
+        runs_by_name: runs of :func:`add_seconds`, by the method's name in the legend.
+        title: of the panel.
+    """
+    for name, runs in runs_by_name.items():
+        seconds = np.mean(runs.values("seconds"), 0).tolist()
+        spread_line(panel, seconds, runs.values("loss"), f"{name}, {format_chosen(runs)}")
+    panel.set(xlabel="seconds in steps", ylabel="training loss", yscale="log", title=title)
+
+
+def format_chosen(runs: Results) -> str:
+    """Format the hyper-parameters that the seeds of a method chose."""
+    symbols = {"lr": "lr", "damping": "ε", "interval": "T"}
     chosen = runs.values("chosen")
     parts = [
-        f"{sign} {'/'.join(f'{value:g}' for value in sorted({one[key] for one in chosen}))}"
-        for key, sign in names.items()
+        f"{symbol} {'/'.join(f'{value:g}' for value in sorted({one[key] for one in chosen}))}"
+        for key, symbol in symbols.items()
         if key in chosen[0]
     ]
     return ", ".join(parts)

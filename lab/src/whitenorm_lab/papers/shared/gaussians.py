@@ -1,4 +1,4 @@
-"""Gaussian features normalised in sets of a few values, as GW's figures 3 and 4 look at them."""
+"""Normalize Gaussian features in small sets, as figures 3 and 4 of the GW paper do."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-# For equal values only: the figures are of the equations, which have no ε.
+# Only for sets of equal values: the figures follow the equations, which have no ε.
 _EPS = 1e-30
 
 
-def normalised(x: Tensor, method: str, size: int) -> Tensor:
-    """GN with ``size`` channels a group, or BN with ``size`` samples a batch, of ``(N, d)``; ``"base"`` leaves x.
+def normalize(x: Tensor, method: str, size: int) -> Tensor:
+    """Normalize ``(N, d)`` by GN with ``size`` channels per group or by BN with ``size`` samples per batch.
+
+    Args:
+        x: the features.
+        method: ``"GN"``, ``"BN"``, or ``"base"`` to return ``x`` unchanged.
+        size: channels per group or samples per batch.
 
     Example::
 
-        >>> sorted({round(value, 3) for value in normalised(torch.randn(4, 6).double(), "BN", 2).flatten().tolist()})
+        >>> sorted({round(value, 3) for value in normalize(torch.randn(4, 6).double(), "BN", 2).flatten().tolist()})
         [-1.0, 1.0]
     """
     if method == "base":

@@ -1,7 +1,7 @@
-"""What a norm adds to BatchNorm's time in a net, as the papers' tables of costs have it, beside what they print.
+"""Measure what a norm adds to the time of a net with BatchNorm, and compare it with the papers' tables of costs.
 
-Each run times a net with the norm and one with BatchNorm in turns, in one process: a "seed" is a repetition, and values
-are percentages of BatchNorm's time. A training step is forward and backward, without the optimizer's part.
+Each run times a net with the norm and one with BatchNorm in turns, in one process. A "seed" is a repetition; values are
+percentages of BatchNorm's time. A training step is forward and backward, without the optimizer's part.
 """
 
 from __future__ import annotations
@@ -23,27 +23,35 @@ from whitenorm_lab.claims.results import Results
 from whitenorm_lab.costs import Choice
 from whitenorm_lab.timing import interleaved, ratio, summarise
 
-NAMES = {"step": "training step", "inference": "inference"}
+_VALUE_NAMES = {"step": "training step", "inference": "inference"}
 
 
-def settings(table: str, net: str, model: str, choice: Choice, scale: Settings) -> Settings:
-    """Of a run: the table, the net, the name of the norm in the table, and what decides the time."""
+def build_settings(table: str, net: str, model: str, choice: Choice, scale: Settings) -> Settings:
+    """Build the settings of a run.
+
+    Args:
+        table: of the paper.
+        net: a name of :func:`whitenorm_lab.costs.make`.
+        model: the name of the norm in the table.
+        choice: the norm.
+        scale: parameters of the scale, with ``batch``, ``resolution``, ``classes`` and ``rounds``.
+    """
     names = ("batch", "resolution", "classes", "rounds")
     return {"table": table, "net": net, "model": model, **choice._asdict(), **{name: scale[name] for name in names}}
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """What the norm adds to a training step and to inference in percent of BatchNorm's, and BatchNorm's times."""
-    fed = settings["batch"], settings["resolution"]
+    """Measure the percentage that the norm adds to a training step and to inference, and BatchNorm's times."""
+    batch, resolution, classes = settings["batch"], settings["resolution"], settings["classes"]
     options = json.dumps(settings["options"])
     nets = {
-        "base": _net(settings["net"], settings["classes"]),
-        "norm": _net(settings["net"], settings["classes"], settings["norm"], settings["where"], options),
+        "base": _make_net(settings["net"], classes),
+        "norm": _make_net(settings["net"], classes, settings["norm"], settings["where"], options),
     }
     values = {}
     for name, runs in (
-        ("step", {key: costs.training_step(net, *fed, settings["classes"]) for key, net in nets.items()}),
-        ("inference", {key: costs.inference(net, *fed) for key, net in nets.items()}),
+        ("step", {key: costs.training_step(net, batch, resolution, classes) for key, net in nets.items()}),
+        ("inference", {key: costs.inference(net, batch, resolution) for key, net in nets.items()}),
     ):
         times = interleaved(runs, settings["rounds"], budget=float("inf"))
         values[name] = 100 * (ratio(times["norm"], times["base"]) - 1)
@@ -51,21 +59,21 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     return values
 
 
-# The one with BatchNorm, and the present one, through all repetitions.
+# Keeps the net with BatchNorm and the present one over all repetitions.
 @lru_cache(maxsize=2)
-def _net(net: str, classes: int, norm: str = "bn", where: str = "all", options: str = "{}") -> nn.Module:
+def _make_net(net: str, classes: int, norm: str = "bn", where: str = "all", options: str = "{}") -> nn.Module:
     return costs.make(net, classes, Choice(norm, where, json.loads(options)))
 
 
-def within(value: str, printed: Mapping[str, float], table: str) -> Callable[[Results], Evidence]:
-    """Judges that each model that was run adds less than is printed for it."""
+def expect_at_most_printed(value: str, printed: Mapping[str, float], table: str) -> Callable[[Results], Evidence]:
+    """Build a judge that expects every model that was run to add at most the printed percentage."""
 
     def judge(results: Results) -> Evidence:
-        found = results.where(table=table)
-        models = [model for model in found.levels("model") if model in printed]
+        runs = results.where(table=table)
+        models = [model for model in runs.levels("model") if model in printed]
         return every(
             *(
-                at_most(found.values(value, model=model), printed[model], (f"{model} adds %", "paper"))
+                at_most(runs.values(value, model=model), printed[model], (f"{model} adds %", "paper"))
                 for model in models
             )
         )
@@ -73,8 +81,8 @@ def within(value: str, printed: Mapping[str, float], table: str) -> Callable[[Re
     return judge
 
 
-def ordered(models: Sequence[str], table: str) -> Callable[[Results], Evidence]:
-    """Judges that each model adds less to a training step than the next."""
+def expect_rising_step_times(models: Sequence[str], table: str) -> Callable[[Results], Evidence]:
+    """Build a judge that expects each model to add less to a training step than the next one."""
 
     def judge(results: Results) -> Evidence:
         return rising(models, [results.values("step", table=table, model=model) for model in models])
@@ -82,52 +90,50 @@ def ordered(models: Sequence[str], table: str) -> Callable[[Results], Evidence]:
     return judge
 
 
-Rows = Mapping[str, tuple[Sequence[float], float | None]]
-"""By model, a number a repetition, and what is printed for it, if anything is."""
+def draw_bars(axes: Axes, rows: Mapping[str, tuple[Sequence[float], float | None]], base: float) -> None:
+    """Draw a bar per model with the range of all repetitions, and the printed value beside it.
 
-
-def bars(axes: Axes, rows: Rows, base: float) -> None:
-    """A bar a model from a base, with the range of all repetitions, and what is printed beside it."""
-    for place, (values, printed) in enumerate(rows.values()):
+    Args:
+        axes: to draw in.
+        rows: for each model the values of all repetitions, and the printed value if there is one.
+        base: position of the vertical line.
+    """
+    for row, (values, printed) in enumerate(rows.values()):
         mean = sum(values) / len(values)
-        axes.barh(place - 0.2, mean, 0.4, color="tab:blue", label="whitenorm, mean")
+        axes.barh(row - 0.2, mean, 0.4, color="tab:blue", label="whitenorm, mean")
         axes.plot(
-            [min(values), max(values)],
-            [place - 0.2] * 2,
-            color="black",
-            linewidth=1,
-            label="whitenorm, all repetitions",
+            [min(values), max(values)], [row - 0.2] * 2, color="black", linewidth=1, label="whitenorm, all repetitions"
         )
         if printed is not None:
-            axes.barh(place + 0.2, printed, 0.4, color="lightgrey", label="paper")
+            axes.barh(row + 0.2, printed, 0.4, color="lightgrey", label="paper")
     axes.axvline(base, color="black", linewidth=0.8)
     axes.set(yticks=range(len(rows)), yticklabels=list(rows))
     axes.invert_yaxis()
     axes.grid(alpha=0.3)
 
 
-def one_legend(figure: Figure) -> None:
-    """What the bars of all panels are, above them."""
-    known = {
+def draw_legend_above(figure: Figure) -> None:
+    """Draw one legend above all panels, with every label once."""
+    handles = {
         label: handle for panel in figure.axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(known.values(), known, loc="outside upper center", ncols=len(known), fontsize=8)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles), fontsize=8)
 
 
-def picture(panels: Sequence[tuple[Results, str, Mapping[str, float], str]], columns: int = 2) -> Figure:
-    """Panels of bars, each of some runs: a value of them, what is printed, and a title."""
-    rows = -(-len(panels) // columns)
+def draw_overheads(panels: Sequence[tuple[Results, str, Mapping[str, float], str]]) -> Figure:
+    """Draw panels of bars in two columns, each given as its runs, a value's name, the printed values, and a title."""
+    rows = -(-len(panels) // 2)
     height = max(1.2 + 0.42 * len(results.levels("model")) for results, *_ in panels)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 0.3 + height * rows), layout="constrained")
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 0.3 + height * rows), layout="constrained")
     for panel, (results, value, printed, title) in zip(axes.flat, panels, strict=False):
-        fed = results[0].settings
-        found = {model: (results.values(value, model=model), printed.get(model)) for model in results.levels("model")}
-        bars(panel, found, 0)
+        settings = results[0].settings
+        models = results.levels("model")
+        draw_bars(panel, {model: (results.values(value, model=model), printed.get(model)) for model in models}, 0)
         panel.set(
-            title=f"{title}; batch {fed['batch']}, {fed['resolution']}²",
-            xlabel=f"added to BatchNorm's {NAMES[value]}, %",
+            title=f"{title}; batch {settings['batch']}, {settings['resolution']}²",
+            xlabel=f"added to BatchNorm's {_VALUE_NAMES[value]}, %",
         )
     for panel in axes.flat[len(panels) :]:
         panel.axis("off")
-    one_legend(figure)
+    draw_legend_above(figure)
     return figure

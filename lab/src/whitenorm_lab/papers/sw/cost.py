@@ -31,7 +31,7 @@ def plan(scale: Settings) -> list[Settings]:
     return [
         {"table": "FLOPs", "net": "resnet50", "resolution": 224},
         *(
-            overheads.settings(
+            overheads.build_settings(
                 table, scale[table]["net"], f"{kind} {count} layers", _choice(kind, count), {**scale, **scale[table]}
             )
             for table, layers in _LAYERS.items()
@@ -101,7 +101,7 @@ def draw(results: Results) -> Figure:
         ours = found[0].settings
         title = ours["net"] + (f" (paper: {size}²)" if size != ours["resolution"] else "")
         panels += [(found, "step", step, title), (found, "inference", inference, title)]
-    return overheads.picture(panels)
+    return overheads.draw_overheads(panels)
 
 
 EXPERIMENT = Experiment(
@@ -122,26 +122,26 @@ EXPERIMENT = Experiment(
         Claim(
             "Forward and backward, ResNet-50, 7 layers: added time at most as printed",
             "+10.1, +11.4, +13.5 %",
-            overheads.within("step", published.STEP_PERCENT, "1"),
+            overheads.expect_at_most_printed("step", published.STEP_PERCENT, "1"),
             ours=True,
         ),
         Claim(
             "Forward, ResNet-50, 7 layers: added time at most as printed",
             "+23.3, +24.8, +27.6 %",
-            overheads.within("inference", published.INFERENCE_PERCENT, "1"),
+            overheads.expect_at_most_printed("inference", published.INFERENCE_PERCENT, "1"),
             ours=True,
         ),
         Claim(
             "Forward and backward, segmentation, 7 and 14 layers: added time at most as printed",
             "+0.6, +1.6, +4.9 %; +3.7, +5.0, +7.3 %",
-            overheads.within("step", published.STEP_PERCENT_713, "2"),
+            overheads.expect_at_most_printed("step", published.STEP_PERCENT_713, "2"),
             ours=True,
             otherwise=_SMALLER,
         ),
         Claim(
             "Forward, segmentation, 7 and 14 layers: added time at most as printed",
             "+1.6, +2.8, +4.9 %; +2.8, +6.2, +7.1 %",
-            overheads.within("inference", published.INFERENCE_PERCENT_713, "2"),
+            overheads.expect_at_most_printed("inference", published.INFERENCE_PERCENT_713, "2"),
             ours=True,
             otherwise=_SMALLER,
         ),
@@ -150,14 +150,14 @@ EXPERIMENT = Experiment(
             Claim(
                 f"{kind} with 14 layers adds more than with 7",
                 "17.72 and 18.26, 17.89 and 18.49, 18.48 and 18.90 s",
-                overheads.ordered([f"{kind} 7 layers", f"{kind} 14 layers"], "2"),
+                overheads.expect_rising_step_times([f"{kind} 7 layers", f"{kind} 14 layers"], "2"),
             )
             for kind in _KINDS
         ),
         Claim(
             "BW adds least, then SW^a, SW^b",
             "+10.1, +11.4, +13.5 %",
-            overheads.ordered([f"{kind} 7 layers" for kind in _KINDS], "1"),
+            overheads.expect_rising_step_times([f"{kind} 7 layers" for kind in _KINDS], "1"),
         ),
     ),
     scales={

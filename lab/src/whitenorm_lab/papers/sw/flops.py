@@ -23,7 +23,7 @@ from whitenorm_lab import costs
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.papers.shared.overheads import bars, one_legend
+from whitenorm_lab.papers.shared.overheads import draw_bars, draw_legend_above
 from whitenorm_lab.published import GFLOPS_713
 from whitenorm_lab.tasks.segmentation.net import build_fcn_head
 
@@ -83,9 +83,9 @@ def draw(results: Results) -> Figure:
     """What every kind adds, beside what is printed."""
     figure, axes = plt.subplots(figsize=(6.5, 3.8), layout="constrained")
     added, printed = _added(results), _printed()
-    bars(axes, {model: ([added[model]], printed[model]) for model in added}, 0)
+    draw_bars(axes, {model: ([added[model]], printed[model]) for model in added}, 0)
     axes.set(xlabel="GFLOPs added to BatchNorm's", title=f"ResNet-50 at {results[0].settings['resolution']}²")
-    one_legend(figure)
+    draw_legend_above(figure)
     return figure
 
 
