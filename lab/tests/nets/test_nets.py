@@ -170,5 +170,5 @@ def test_norm_last_and_activation():
 )
 def test_refused_with_the_choices(options, words):
     with pytest.raises(ValueError, match="expected") as error:
-        nets.build(classes=10, **options)
+        nets.build(num_classes=10, **options)
     assert words in str(error.value)

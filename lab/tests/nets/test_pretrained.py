@@ -18,7 +18,7 @@ ZEBRA = 340
 def weights():
     pytest.importorskip("timm")
     pytest.importorskip(pretrained.PACKAGE)
-    return pretrained.imagenet_weights()
+    return pretrained.read_imagenet_weights()
 
 
 def test_all_tensors_have_a_place(weights):
@@ -56,13 +56,13 @@ def test_a_missing_package_is_named(package, monkeypatch):
 
 
 def test_a_damaged_file_is_seen(weights, tmp_path, monkeypatch):
-    whole = pretrained.weights_file()
+    whole = pretrained.find_imagenet_weights()
     path = tmp_path / whole.name
     path.write_bytes(whole.read_bytes()[:-1])
-    monkeypatch.setattr(pretrained, "weights_file", lambda: path)
-    with pytest.raises(OSError, match=f"expected {path} to be whole"):
+    monkeypatch.setattr(pretrained, "find_imagenet_weights", lambda: path)
+    with pytest.raises(OSError, match=f"expected {path} to be undamaged"):
         pretrained.efficientnet_lite0()
-    monkeypatch.setattr(pretrained, "weights_file", lambda: tmp_path / "none.pth")
+    monkeypatch.setattr(pretrained, "find_imagenet_weights", lambda: tmp_path / "none.pth")
     with pytest.raises(OSError, match="got no such file"):
         pretrained.efficientnet_lite0()
 

@@ -80,15 +80,15 @@ def build(
     model = Segmenter(made.module, HEADS[head](last, classes), fcn_head(earlier, classes) if auxiliary else None)
     with_these_norms = weights is not None and _has_other_norms(weights, model.backbone)
     if weights is not None and not with_these_norms:
-        pretrained.with_weights_(model.backbone, name, weights)
+        pretrained.load_weights_(model.backbone, name, weights)
     if norm != "bn" or where != "all" or norm_options:
         place_(model, norm, where, **(norm_options or {}))
     if weights is not None and with_these_norms:
-        pretrained.with_weights_(model.backbone, name, weights)
+        pretrained.load_weights_(model.backbone, name, weights)
     return model
 
 
 def _has_other_norms(weights: str, backbone: nn.Module) -> bool:
     """Whether a file lacks the variances of some of a backbone's BatchNorms."""
     variances = {name for name in backbone.state_dict() if name.endswith("running_var")}
-    return weights != pretrained.IMAGENET and not variances <= set(pretrained.file_weights(Path(weights)))
+    return weights != pretrained.IMAGENET and not variances <= set(pretrained.read_weights(Path(weights)))

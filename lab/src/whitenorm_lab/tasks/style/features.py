@@ -94,8 +94,8 @@ def _vgg16(path: Path) -> Features:
     # Without a classifier's hundred million weights, and without drawing what is loaded.
     with torch.device("meta"):
         layers = vgg16(weights=None, init_weights=False).features
-    weights = {name.removeprefix("features."): value for name, value in pretrained.file_weights(path).items()}
-    pretrained.load_(layers.to_empty(device="cpu"), weights, str(path))
+    weights = {name.removeprefix("features."): value for name, value in pretrained.read_weights(path).items()}
+    pretrained.load_tensors_(layers.to_empty(device="cpu"), weights, str(path))
     for layer in layers:
         if isinstance(layer, nn.ReLU):
             # A map that is compared must not change behind it.
