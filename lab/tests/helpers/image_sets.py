@@ -89,7 +89,7 @@ def write_root(root):
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
     write_multi30k(root, rare=CHARACTERS)
-    coco_files.written(root / "coco128")
+    coco_files.write_coco(root / "coco128")
     write_style(root / "style")
     return root
 
