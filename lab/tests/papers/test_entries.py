@@ -94,7 +94,7 @@ def test_timing_in_one_process_keeps_the_threads():
 
 def test_the_head_makes_up_for_what_is_printed():
     with torch.device("meta"):
-        net = flops._net("SW^a 14 layers")
+        net = flops._build_net("SW^a 14 layers")
         assert net(torch.empty(2, 3, 65, 65)).shape == (2, 19, 9, 9)
         assert sum(isinstance(module, whitenorm.SwitchableWhitening) for module in net.modules()) == 14
 

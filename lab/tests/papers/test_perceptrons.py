@@ -123,7 +123,9 @@ def fitted(errors):
 
 
 def test_networks_that_were_trained_side_by_side_are_asked_one_by_one():
-    found = gw_capacity._over_groups(fitted({("GN", 2, 0.1): 5.0, ("GN", 2, 0.5): 1.0, ("GN", 4, 0.1): 3.0}), 1, "GN")
+    found = gw_capacity._select_best_rates(
+        fitted({("GN", 2, 0.1): 5.0, ("GN", 2, 0.5): 1.0, ("GN", 4, 0.1): 3.0}), 1, "GN"
+    )
     assert found.values("final_error", groups=2) == pytest.approx([1.0, 1.1, 1.2])
     assert found.values("final_error", groups=4) == pytest.approx([3.0, 3.1, 3.2])
     assert found.where(groups=2).levels("lr") == [0.5]
@@ -134,9 +136,9 @@ def test_the_more_sensitive_norm_rises_more_from_its_fewest_groups():
     errors = {("GN", 2): 5.0, ("GN", 4): 6.0, ("GN", 8): 7.0, ("GN", 16): 90.0}
     errors |= {("GW", 2): 1.0, ("GW", 4): 3.0, ("GW", 8): 5.0, ("GW", 16): 9.0}
     found = fitted({(norm, g, 0.1): error for (norm, g), error in errors.items()})
-    assert verdict(gw_capacity._more_sensitive(1)(found)) == "held"
+    assert verdict(gw_capacity._judge_sensitivity(1)(found)) == "held"
     found = fitted({(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()})
-    assert verdict(gw_capacity._more_sensitive(1)(found)) == "not held"
+    assert verdict(gw_capacity._judge_sensitivity(1)(found)) == "not held"
 
 
 def test_statistics_are_taken_anew_for_a_test_and_leave_training_alone(context):

@@ -66,9 +66,7 @@ def load_weights_(model: nn.Module, name: str, weights: str) -> nn.Module:
     if weights != IMAGENET:
         return load_tensors_(model, read_weights(Path(weights)), weights)
     if name.rpartition(":")[2] != NAME:
-        raise ValueError(
-            f"expected the net timm:{NAME}, whose ImageNet weights install by pip, or a file (got {name})"
-        )
+        raise ValueError(f"expected the net timm:{NAME}, whose ImageNet weights install by pip, or a file (got {name})")
     return load_tensors_(model, read_imagenet_weights(), PACKAGE)
 
 

@@ -179,7 +179,11 @@ EXPERIMENT = Experiment(
     claims=(
         Claim("BN falls at small batches", "test accuracy falls with the batch size", _judge_small_batches("BN")),
         Claim("BW falls at small batches", "needs sufficiently large batches", _judge_small_batches("BW")),
-        Claim("BW in groups of 16 falls at small batches", "still sensitive to the batch size", _judge_small_batches("BW-C16")),
+        Claim(
+            "BW in groups of 16 falls at small batches",
+            "still sensitive to the batch size",
+            _judge_small_batches("BW-C16"),
+        ),
         Claim(
             "BW in groups of 16 suffers less than BW",
             "groups relieve the issue; judged: mean over batch sizes",
