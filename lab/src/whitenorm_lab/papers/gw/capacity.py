@@ -221,8 +221,8 @@ def draw(results: Results) -> Figure:
 
 _STILL_FALLING = "At the default scale all errors of linear classifiers were still falling at the end."
 _NOT_WHITE = (
-    "With more groups than a group has values, as with 4, they cannot be white, and Newton's steps only come near it; "
-    "whether that is why was not asked."
+    "With more groups than a group has values, as at c = 4, the groups cannot be white, and Newton's iteration only "
+    "comes close; whether this is the reason was not tested."
 )
 _SENSITIVE = "more sensitive to the number; judged: rise of the error from the fewest groups to c = 8 and c = 4"
 

@@ -269,5 +269,8 @@ EXPERIMENT = Experiment(
     run=run,
     draw=draw,
     data=("coco128",),
-    reduction="Trained and tested here on the same few images: it shows how they are learnt, not what is found anew.",
+    reduction=(
+        "Trained and tested here on the same few images: this shows how well they are learnt, not how well objects in "
+        "new images are detected."
+    ),
 )

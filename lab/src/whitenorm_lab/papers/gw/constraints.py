@@ -113,7 +113,7 @@ EXPERIMENT = Experiment(
             'the ranges are "to ensure a feasible solution"; m ≥ d and g ≤ √d advised for stability',
             _judge_solvable,
             exact=True,
-            otherwise="Centred values have a rank below their number, so whitening d features needs m > d.",
+            otherwise="The rank of centered values is below their number, so whitening d features needs m > d.",
         ),
     ),
     scales={

@@ -71,8 +71,10 @@ EXPERIMENT = Experiment(
             "At B12 GW adds more than at B2, less than at B3",
             "22.7, 40.6, 51.3 %",
             ordered(["GW S1-B2", "GW S1-B12", "GW S1-B3"], "A2"),
-            otherwise="On a CPU the matrix of every sample costs more than applying it, so layers count more than "
-            "their channels: B12 has twice as many as B3.",
+            otherwise=(
+                "On a CPU, computing the matrix of every sample costs more than applying it, so the number of layers "
+                "counts more than that of their channels: B12 has twice as many layers as B3."
+            ),
         ),
         Claim("GW adds less than BW_Σ", "22.7 against 31.3 %", ordered(["GW S1-B2", "BW_Σ S1-B2"], "A2")),
     ),
@@ -92,6 +94,8 @@ EXPERIMENT = Experiment(
     plan=plan,
     run=run,
     draw=draw,
-    reduction="Times are of a CPU without the optimizer's part, the paper's of a V100: only ratios and orders compare. "
-    "Batch 8 at 128² for 256 at 224², ResNet-50 alone, 3 rounds a repetition for 100.",
+    reduction=(
+        "Times are of a CPU and without the optimizer, the paper's of a V100: only ratios and orders can be compared. "
+        "Batch 8 at 128² instead of 256 at 224², ResNet-50 alone, 3 instead of 100 rounds per repetition."
+    ),
 )

@@ -28,7 +28,10 @@ from whitenorm_lab.papers.shared import overheads
 
 _METHODS = ("BW", "SW^a", "SW^b")
 _LAYERS = {"1": (7,), "2": (7, 14)}
-_SMALL_IMAGES = "A matrix costs the same in images of any size: at a smaller size than the paper's 713² it weighs more."
+_SMALL_IMAGES = (
+    "A whitening matrix costs the same for images of any size: at a smaller size than the paper's 713² it is a larger "
+    "share of the time."
+)
 
 
 def plan(scale: Settings) -> list[Settings]:
@@ -200,6 +203,8 @@ EXPERIMENT = Experiment(
     plan=plan,
     run=run,
     draw=draw,
-    reduction="Times are of another CPU than the paper's Xeon E5-2682: only ratios and orders compare. The second net "
-    "is at 193² for 713² and without a segmentation head; 3 rounds a repetition for 100.",
+    reduction=(
+        "Times are of another CPU than the paper's Xeon E5-2682: only ratios and orders can be compared. The second "
+        "net is at 193² instead of 713² and without a segmentation head; 3 instead of 100 rounds per repetition."
+    ),
 )
