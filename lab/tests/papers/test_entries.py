@@ -92,7 +92,7 @@ def test_timing_in_one_process_keeps_the_threads():
     assert torch.get_num_threads() == threads
 
 
-def test_the_head_makes_up_for_what_is_printed():
+def test_the_segmentation_net_has_an_fcn_head():
     with torch.device("meta"):
         net = flops._build_net("SW^a 14 layers")
         assert net(torch.empty(2, 3, 65, 65)).shape == (2, 19, 9, 9)
