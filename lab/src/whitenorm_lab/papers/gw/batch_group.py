@@ -74,44 +74,30 @@ def _build_settings(scale: Settings, name: str, batch_size: int, lr: float) -> S
     }
 
 
-def _select_batch_sizes(results: Results, name: str, lr: float = _LR) -> Results:
+def _select(results: Results, name: str, over: str, lr: float = _LR) -> Results:
+    """Return a norm's runs over ``batch_size``, or over ``groups``."""
+    if over == "groups":
+        return results.where(norm=name, batch_size=_BATCH_SIZE, lr=lr)
     runs = results.where(norm=name, lr=lr)
     return runs.where(groups=isqrt(runs[0].settings["width"])) if name in _GROUPED else runs
 
 
-def _select_groups(results: Results, name: str, lr: float = _LR) -> Results:
-    return results.where(norm=name, batch_size=_BATCH_SIZE, lr=lr)
-
-
-def _judge_small_batches(name: str) -> Judge:
-    """Judge whether both errors at the smallest batch size are above those at the best other size."""
+def _judge_worse(name: str, over: str) -> Judge:
+    """Judge whether both errors, at the smallest batch size or with the most groups, are above those at the best."""
 
     def judge(results: Results) -> Evidence:
-        runs = _select_batch_sizes(results, name)
-        return _judge_worse(runs, "batch_size", min(runs.levels("batch_size")))
+        runs = _select(results, name, over)
+        level = (max if over == "groups" else min)(runs.levels(over))
+        return every(*(rest_below(runs, over, level, value, f"{word} error in %") for value, word in _ERRORS.items()))
 
     return judge
-
-
-def _judge_many_groups(name: str) -> Judge:
-    """Judge whether both errors with the most groups are above those with the best other number."""
-
-    def judge(results: Results) -> Evidence:
-        runs = _select_groups(results, name)
-        return _judge_worse(runs, "groups", max(runs.levels("groups")))
-
-    return judge
-
-
-def _judge_worse(runs: Results, over: str, level: int) -> Evidence:
-    return every(*(rest_below(runs, over, level, value, f"{name} error in %") for value, name in _ERRORS.items()))
 
 
 def _judge_stable(name: str) -> Judge:
     """Judge whether the test error at every batch size is at most 5 points above that at the best one."""
 
     def judge(results: Results) -> Evidence:
-        runs = _select_batch_sizes(results, name)
+        runs = _select(results, name, "batch_size")
         best = runs.best("batch_size", "final_test")
         best_size = best.levels("batch_size")[0]
         return every(
@@ -131,7 +117,7 @@ def _judge_stable(name: str) -> Judge:
 
 
 def _judge_grouped_bw(results: Results) -> Evidence:
-    grouped, whole = (_average_test_errors(_select_batch_sizes(results, name)) for name in ("BW-C16", "BW"))
+    grouped, whole = (_average_test_errors(_select(results, name, "batch_size")) for name in ("BW-C16", "BW"))
     return lower(grouped, whole, ("test error in %, mean over batch sizes, BW-C16", "BW"))
 
 
@@ -144,16 +130,16 @@ def _average_test_errors(runs: Results) -> list[float]:
 def draw(results: Results) -> Figure:
     """Draw accuracies over batch sizes and over groups, with one row per learning rate."""
     lrs = results.where(norm="BN").levels("lr")
-    group_lrs = [lr for lr in results.levels("lr") if len(_select_groups(results, "GN", lr).levels("groups")) > 1]
+    group_lrs = [lr for lr in results.levels("lr") if len(_select(results, "GN", "groups", lr).levels("groups")) > 1]
     rows = max(len(lrs), len(group_lrs))
     figure, axes = plt.subplots(rows, 2, figsize=(10, 3.8 * rows), layout="constrained", squeeze=False)
     for panel, lr in zip(axes[:, 0], lrs, strict=True):
         for name in _NORMS:
-            _draw_accuracies(panel, _select_batch_sizes(results, name, lr), "batch_size", name)
+            _draw_accuracies(panel, _select(results, name, "batch_size", lr), "batch_size", name)
         panel.set(xlabel="batch size", title=f"lr {lr}")
     for panel, lr in zip(axes[:, 1], group_lrs, strict=True):
         for name in _GROUPED:
-            _draw_accuracies(panel, _select_groups(results, name, lr), "groups", name)
+            _draw_accuracies(panel, _select(results, name, "groups", lr), "groups", name)
         panel.set(xlabel="groups g", title=f"lr {lr}, batches of {_BATCH_SIZE}")
     for panel in axes.flat:
         panel.set_ylabel("accuracy in %")
@@ -177,12 +163,12 @@ EXPERIMENT = Experiment(
     data=("mnist",),
     reduction="Layers of 64 units instead of 256, 2,000 images of 60,000, 10 epochs of 50, one learning rate of three.",
     claims=(
-        Claim("BN falls at small batches", "test accuracy falls with the batch size", _judge_small_batches("BN")),
-        Claim("BW falls at small batches", "needs sufficiently large batches", _judge_small_batches("BW")),
+        Claim("BN falls at small batches", "test accuracy falls with the batch size", _judge_worse("BN", "batch_size")),
+        Claim("BW falls at small batches", "needs sufficiently large batches", _judge_worse("BW", "batch_size")),
         Claim(
             "BW in groups of 16 falls at small batches",
             "still sensitive to the batch size",
-            _judge_small_batches("BW-C16"),
+            _judge_worse("BW-C16", "batch_size"),
         ),
         Claim(
             "BW in groups of 16 suffers less than BW",
@@ -191,8 +177,8 @@ EXPERIMENT = Experiment(
         ),
         Claim("GN is stable over batch sizes", "works over all; here within 5 points of the best", _judge_stable("GN")),
         Claim("GW is stable over batch sizes", "works over all; here within 5 points of the best", _judge_stable("GW")),
-        Claim("GN falls at the largest group number", "significantly degenerated", _judge_many_groups("GN")),
-        Claim("GW falls at the largest group number", "significantly degenerated", _judge_many_groups("GW")),
+        Claim("GN falls at the largest group number", "significantly degenerated", _judge_worse("GN", "groups")),
+        Claim("GW falls at the largest group number", "significantly degenerated", _judge_worse("GW", "groups")),
     ),
     scales={
         "smoke": {

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -150,14 +150,14 @@ def _select_best_errors(results: Results, hidden: int, name: str) -> list[float]
     return _select_best_rates(results, hidden, name).best("groups", _ERROR).values(_ERROR)
 
 
-def _judge_lower(hidden: int, *pairs: tuple[str, str]) -> Judge:
-    """Judge whether the first norm of each pair, at its best, has a lower training error than the second."""
+def _judge_lower(hidden: int, small: Sequence[str], large: Sequence[str]) -> Judge:
+    """Judge whether the first norms, at their best, have lower training errors than the others."""
 
     def judge_pair(results: Results, one: str, other: str) -> Evidence:
-        small, large = (_select_best_errors(results, hidden, name) for name in (one, other))
-        return lower(small, large, (f"error in % of {one}", other))
+        errors, other_errors = (_select_best_errors(results, hidden, name) for name in (one, other))
+        return lower(errors, other_errors, (f"error in % of {one}", other))
 
-    return lambda results: every(*(judge_pair(results, *pair) for pair in pairs))
+    return lambda results: every(*(judge_pair(results, *pair) for pair in product(small, large)))
 
 
 def _judge_each_group_number(name: str) -> Judge:
@@ -166,12 +166,8 @@ def _judge_each_group_number(name: str) -> Judge:
     def judge(results: Results) -> Evidence:
         runs = _select_best_rates(results, _LINEAR, name)
         errors = {g: runs.values(_ERROR, groups=g) for g in runs.levels("groups")}
-        return every(
-            *(
-                lower(few, many, (f"error in %, g = {g}", f"g = {h}"))
-                for (g, few), (h, many) in pairwise(errors.items())
-            )
-        )
+        pairs = pairwise(errors.items())
+        return every(*(lower(few, many, (f"error in %, g = {g}", f"g = {h}")) for (g, few), (h, many) in pairs))
 
     return judge
 
@@ -241,24 +237,20 @@ EXPERIMENT = Experiment(
         Claim(
             "Linear: GN and GW are below Base",
             "lower accuracy",
-            _judge_lower(_LINEAR, ("plain", "GN"), ("plain", "GW")),
+            _judge_lower(_LINEAR, ["plain"], ["GN", "GW"]),
             otherwise=_STILL_FALLING,
         ),
         Claim("Linear: GN falls with more groups", "decreases with the group number", _judge_each_group_number("GN")),
         Claim("Linear: GW falls with more groups", "decreases with the group number", _judge_each_group_number("GW")),
-        Claim(
-            "One layer: GN and GW are below Base",
-            "lower accuracy",
-            _judge_lower(_ONE, ("plain", "GN"), ("plain", "GW")),
-        ),
+        Claim("One layer: GN and GW are below Base", "lower accuracy", _judge_lower(_ONE, ["plain"], ["GN", "GW"])),
         Claim("One layer: both fall with too many groups", "significantly degenerated", _judge_most_groups(_ONE)),
         Claim("One layer: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_ONE), otherwise=_NOT_WHITE),
-        Claim(
-            "Four layers: both are above Base", "higher accuracy", _judge_lower(_FOUR, ("GN", "plain"), ("GW", "plain"))
-        ),
+        Claim("Four layers: both are above Base", "higher accuracy", _judge_lower(_FOUR, ["GN", "GW"], ["plain"])),
         Claim("Four layers: both fall with too many groups", "significantly degenerated", _judge_most_groups(_FOUR)),
         Claim("Four layers: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_FOUR), otherwise=_NOT_WHITE),
-        Claim("Four layers: the best of GW is above that of GN", "higher accuracy", _judge_lower(_FOUR, ("GW", "GN"))),
+        Claim(
+            "Four layers: the best of GW is above that of GN", "higher accuracy", _judge_lower(_FOUR, ["GW"], ["GN"])
+        ),
     ),
     scales={
         "smoke": {

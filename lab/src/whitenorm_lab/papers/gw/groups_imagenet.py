@@ -10,6 +10,7 @@ with ROOT/imagenet/train and val.
 
 from __future__ import annotations
 
+from whitenorm_lab.papers.gw.imagenet import SMOKE
 from whitenorm_lab.papers.shared.classification import entry, lower_error, variants
 from whitenorm_lab.tasks.classification.presets.gw import GwImagenet
 
@@ -34,14 +35,7 @@ EXPERIMENT = entry(
         ),
     ),
     reduced={"cases": ["g = 8", "g = 32"], "image_size": 64, "epochs": 5},
-    smoke={
-        "cases": ["g = 8"],
-        "image_size": 16,
-        "epochs": 1,
-        "batch_size": 8,
-        "workers": 0,
-        "nets": {"resnet50": "resnet18"},
-    },
+    smoke={"cases": ["g = 8"], **SMOKE},
     paper="GW",
     where="fig. 6",
     title="Number of groups on ImageNet",

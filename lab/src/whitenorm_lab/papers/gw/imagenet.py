@@ -32,6 +32,9 @@ _NORMS: dict[str, dict[str, Any]] = {
     "GW": {},
 }
 PLACED: dict[str, dict[str, Any]] = {"BW": {"norm": "iternorm"}, "BW_Σ": _SIGMA, "GW": {}}
+# Smoke scale of the experiments with ResNet-50 on ImageNet.
+_SMOKE_NETS = {"resnet50": "resnet18"}
+SMOKE: dict[str, Any] = {"image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0, "nets": _SMOKE_NETS}
 BN = 76.23
 TABLE_2 = {
     "S1": {"BW": 76.58, "BW_Σ": 76.63, "GW": 76.76},
@@ -97,14 +100,7 @@ EXPERIMENT = entry(
         *_build_placement_claims(),
     ),
     reduced={"cases": ["ResNet-50"], "image_size": 64, "epochs": 5},
-    smoke={
-        "cases": ["ResNet-50"],
-        "image_size": 16,
-        "epochs": 1,
-        "batch_size": 8,
-        "workers": 0,
-        "nets": {"resnet50": "resnet18"},
-    },
+    smoke={"cases": ["ResNet-50"], **SMOKE},
     paper="GW",
     where="tables 2, 3 and A4",
     title="Residual nets on ImageNet, by placement",
