@@ -83,7 +83,7 @@ def _select(results: Results, name: str, over: str, lr: float = _LR) -> Results:
 
 
 def _judge_worse(name: str, over: str) -> Judge:
-    """Judge whether both errors, at the smallest batch size or with the most groups, are above those at the best."""
+    """Judge whether errors at the smallest batch size, or with the most groups, are above those at the best other."""
 
     def judge(results: Results) -> Evidence:
         runs = _select(results, name, over)
