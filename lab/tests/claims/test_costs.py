@@ -13,7 +13,7 @@ from whitenorm_lab.nets import build
 from whitenorm_lab.papers.iternorm import snd as iternorm_snd
 from whitenorm_lab.papers.shared import overheads
 from whitenorm_lab.papers.shared.gaussians import normalize
-from whitenorm_lab.papers.sw.placement import working_order
+from whitenorm_lab.papers.sw.placement import list_norms_in_order
 
 
 def test_normalize_is_groupnorm_and_batchnorm():
@@ -41,8 +41,8 @@ def test_norms_in_the_order_of_work():
         def forward(self, x):
             return self.last(self.first(x)) + self.downsample(x)
 
-    assert working_order(Backwards()) == ["first", "last"]
-    assert len(working_order(build("resnet20", 10))) == 19
+    assert list_norms_in_order(Backwards()) == ["first", "last"]
+    assert len(list_norms_in_order(build("resnet20", 10))) == 19
 
 
 def test_flops_are_counted_without_arithmetic():

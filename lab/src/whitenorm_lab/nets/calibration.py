@@ -1,13 +1,13 @@
-r"""Norms without a population in the place of trained BatchNorms: γ and β such that outputs keep their moments.
+r"""Calibration of norms that replace trained BatchNorms but keep no population statistics.
 
-A batch method takes BatchNorm's population over, and the net's function with it. GW, GN and the others normalise every
-sample by itself, which is another function, and in a trained net the difference grows from layer to layer. What can be
-kept is the mean and deviation of every channel over the data:
+A batch method takes over BatchNorm's population statistics, and so computes the same function in eval mode. GW, GN and
+the other norms of single samples compute another function, and in a trained network the difference grows from layer to
+layer. Calibration chooses γ and β such that each channel keeps its mean and standard deviation over the data:
 
 .. math:: \gamma' = \gamma \, \sigma_{BN} / \sigma, \qquad \beta' = (\beta - \mu) \, \sigma_{BN} / \sigma + \mu_{BN}
 
-with μ and σ of the new norm's outputs and μ_BN and σ_BN of the old one's. It takes one pass over a few images; what is
-left, training has to learn.
+Here μ and σ are those of the new norm's outputs, and μ_BN and σ_BN those of the old one's. This takes one pass over a
+few images; training has to make up for the remaining difference.
 """
 
 from __future__ import annotations
@@ -22,62 +22,64 @@ from torch.utils.hooks import RemovableHandle
 from whitenorm.layers import PopulationWhitening
 from whitenorm.models import Activated
 
-_BATCH = nn.modules.batchnorm._BatchNorm
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 class ChannelMoments(NamedTuple):
-    """Mean and deviation of every channel ``(C,)``, over samples and positions."""
+    """Mean and standard deviation of each channel, ``(C,)``, over samples and positions."""
 
     mean: Tensor
     deviation: Tensor
 
 
-def batch_norm_outputs(model: nn.Module, images: Tensor) -> dict[str, ChannelMoments]:
-    """What comes out of a net's BatchNorms in eval mode, before an activation that is part of them, by name.
+def measure_batch_norms(model: nn.Module, images: Tensor) -> dict[str, ChannelMoments]:
+    """Return the moments of each BatchNorm's outputs in eval mode, by the norm's name.
+
+    An activation that is part of the norm is not applied.
 
     Args:
-        model: with BatchNorm.
-        images: of the data that it is to be used on, as the model takes them; one pass, all at once.
+        model: a model with BatchNorm.
+        images: images of the data that the model will be used on, as its input; they are passed as one batch.
     """
-    found: dict[str, ChannelMoments] = {}
+    moments: dict[str, ChannelMoments] = {}
 
-    def watch(name: str, norm: nn.Module, inputs: Tensor) -> None:
-        mean, deviation = _moments(inputs)
+    def record_moments(name: str, norm: nn.Module, x: Tensor) -> None:
+        mean, deviation = _compute_moments(x)
         running_mean, running_var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
         scale = torch.rsqrt(running_var + norm.eps)  # type: ignore[operator]
         scale = scale if norm.weight is None else scale * norm.weight  # type: ignore[operator]
-        shifted = (mean - running_mean) * scale
-        shifted = shifted if norm.bias is None else shifted + norm.bias  # type: ignore[operator]
-        found[name] = ChannelMoments(shifted, deviation * scale.abs())
+        output_mean = (mean - running_mean) * scale
+        output_mean = output_mean if norm.bias is None else output_mean + norm.bias  # type: ignore[operator]
+        moments[name] = ChannelMoments(output_mean, deviation * scale.abs())
 
     norms = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, _BATCH) and module.running_mean is not None
+        if isinstance(module, _BATCH_NORM) and module.running_mean is not None
     }
     hooks = [
-        norm.register_forward_pre_hook(lambda norm, inputs, name=name: watch(name, norm, inputs[0]))
+        norm.register_forward_pre_hook(lambda norm, inputs, name=name: record_moments(name, norm, inputs[0]))
         for name, norm in norms.items()
     ]
-    _pass(model, images, hooks)
-    return found
+    _run_with_hooks(model, images, hooks)
+    return moments
 
 
-def match_(model: nn.Module, targets: dict[str, ChannelMoments], images: Tensor) -> nn.Module:
-    """Set γ and β of norms that keep no population, so that their outputs have these moments, and return the model.
+def match_moments_(model: nn.Module, targets: dict[str, ChannelMoments], images: Tensor) -> nn.Module:
+    """Set γ and β of norms without population statistics so that their outputs have these moments; return the model.
 
-    The images pass once, and every norm is set as they reach it: the later ones see what the earlier ones then give.
+    Each norm is set in the same forward pass, so that the later norms see the outputs of those set before.
 
     Args:
-        model: converted, with γ and β.
-        targets: what :func:`batch_norm_outputs` found before the conversion.
-        images: the same.
+        model: the converted model, with γ and β.
+        targets: result of :func:`measure_batch_norms` before the conversion.
+        images: the same images.
 
     Example::
 
         >>> model, images = nn.Sequential(nn.BatchNorm2d(4)), 3 * torch.randn(8, 4, 6, 6) + 1
-        >>> targets = batch_norm_outputs(model.eval(), images)
-        >>> _ = match_(whitenorm.convert_(model, "gw", num_groups=2), targets, images)
+        >>> targets = measure_batch_norms(model.eval(), images)
+        >>> _ = match_moments_(whitenorm.convert_(model, "gw", num_groups=2), targets, images)
         >>> model(images).mean((0, 2, 3)).allclose(targets["0"].mean, atol=1e-5)
         True
     """
@@ -85,22 +87,22 @@ def match_(model: nn.Module, targets: dict[str, ChannelMoments], images: Tensor)
     for name, module in model.named_modules():
         target = targets.get(name)
         norm = module[0] if isinstance(module, Activated) else module
-        if target is None or isinstance(norm, (PopulationWhitening, _BATCH)) or not _has_affine(norm, target):
+        if target is None or isinstance(norm, (PopulationWhitening, _BATCH_NORM)) or not _has_affine(norm, target):
             continue
 
-        def set_(
+        def match(
             norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, target: ChannelMoments = target
         ) -> Tensor:
-            mean, deviation = _moments(output)
-            # A channel that is constant stays so, at the mean.
+            mean, deviation = _compute_moments(output)
+            # A constant channel stays constant, at the target's mean.
             factor = torch.where(deviation > 0, target.deviation / deviation, 1.0)
             norm.weight.mul_(factor)  # type: ignore[operator]
             norm.bias.sub_(mean).mul_(factor).add_(target.mean)  # type: ignore[operator]
             shape = (-1, *[1] * (output.dim() - 2))
             return (output - mean.view(shape)) * factor.view(shape) + target.mean.view(shape)
 
-        hooks.append(norm.register_forward_hook(set_))
-    _pass(model, images, hooks)
+        hooks.append(norm.register_forward_hook(match))
+    _run_with_hooks(model, images, hooks)
     return model
 
 
@@ -111,14 +113,14 @@ def _has_affine(norm: nn.Module, target: ChannelMoments) -> bool:
     )
 
 
-def _moments(x: Tensor) -> ChannelMoments:
+def _compute_moments(x: Tensor) -> ChannelMoments:
     values = x.transpose(0, 1).flatten(1)
     return ChannelMoments(values.mean(1), values.std(1, correction=0))
 
 
 @torch.no_grad()
-def _pass(model: nn.Module, images: Tensor, hooks: Iterable[RemovableHandle]) -> None:
-    """Let images through in eval mode, and leave no trace but the hooks'."""
+def _run_with_hooks(model: nn.Module, images: Tensor, hooks: Iterable[RemovableHandle]) -> None:
+    """Run the model once in eval mode; then remove the hooks and restore the modes of all modules."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()(images)

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons: linear layer, norm, activation, as often as there are hidden widths, and a classifier."""
+"""Multilayer perceptrons."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from whitenorm_lab.nets.parts import Activation, relu
+from whitenorm_lab.nets.layers import Activation, relu
 
 
 def mlp(
-    classes: int,
+    num_classes: int,
     shape: tuple[int, int, int],
     *,
     hidden: Sequence[int],
     norm: Callable[[int], nn.Module] = nn.BatchNorm1d,
     activation: Activation = relu,
 ) -> nn.Sequential:
-    """Images ``(N, C, H, W)`` as vectors, through hidden layers of these widths.
+    """Build a perceptron on flattened images, with linear layer, norm and activation per hidden width.
 
     The papers count the classifier as a layer: "a 5-layer MLP with {128, 64, 48, 48}".
+
+    Args:
+        num_classes: number of classes.
+        shape: image shape, ``(C, H, W)``.
+        hidden: widths of the hidden layers; a linear classifier if empty.
+        norm: function from the number of features to the norm.
+        activation: function from the number of features to the activation.
 
     Example::
 
@@ -28,8 +35,8 @@ def mlp(
         ['Flatten', 'Linear', 'BatchNorm1d', 'ReLU', 'Linear']
     """
     layers: list[nn.Module] = [nn.Flatten()]
-    inputs = math.prod(shape)
+    in_features = math.prod(shape)
     for width in hidden:
-        layers += [nn.Linear(inputs, width), norm(width), activation(width)]
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+        layers += [nn.Linear(in_features, width), norm(width), activation(width)]
+        in_features = width
+    return nn.Sequential(*layers, nn.Linear(in_features, num_classes))

@@ -1,4 +1,4 @@
-"""Natural neural networks: layers re-parameterised from time to time so that their inputs are white.
+"""Natural neural networks (NNN): layers that are reparameterised at intervals so that their inputs are white.
 
 `Natural Neural Networks <https://arxiv.org/abs/1507.00210>`_ (Desjardins et al., 2015), a baseline of the DBN paper.
 """
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 
 class NaturalLinear(nn.Module):
-    r"""A linear layer that sees its input whitened by a fixed mean and matrix.
+    r"""A linear layer whose input is whitened by a fixed mean and matrix.
 
     .. math:: y = V U (x - c) + d, \qquad U = (\Sigma + \epsilon I)^{-1/2}
 
-    c and U are constants between two calls of :meth:`refresh`; V and d, in ``linear``, are what is learnt. U is the
-    symmetric (ZCA) root. Another one differs by a rotation, which gradient descent on V takes no notice of.
+    V and d, in ``linear``, are learnt; c and U change only in :meth:`refresh`. U is the symmetric (ZCA) root; gradient
+    descent on V gives the same function with any other root, as they differ by a rotation.
 
     Args:
-        linear: the layer to begin with; U is the identity and c zero until the first refresh.
+        linear: the initial layer; U is the identity and c zero until the first refresh.
         damping: ε.
     """
 
@@ -33,24 +33,24 @@ class NaturalLinear(nn.Module):
         self.register_buffer("whitening", torch.eye(linear.in_features).to(linear.weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(N, in_features)`` to ``(N, out_features)``."""
+        """Map ``(N, in_features)`` to ``(N, out_features)``."""
         return self.linear((x - self.mean) @ self.whitening)
 
     @torch.no_grad()
     def refresh(self, inputs: Tensor) -> None:
-        """Take c and Σ from inputs ``(N, in_features)``, and V and d such that the layer's function is the same.
+        """Set c and U from inputs ``(N, in_features)``, and V and d so that the layer computes the same function.
 
-        Inputs that are not finite have no Σ: the layer stays as it is, and a diverged loss says so.
+        If the inputs are not finite, the layer does not change; the loss has diverged then.
         """
         rows = inputs.double()
         mean = rows.mean(0)
-        centred = rows - mean
-        cov = centred.T @ centred / len(rows)
+        centered = rows - mean
+        cov = centered.T @ centered / len(rows)
         if not cov.isfinite().all():
             return
         values, vectors = torch.linalg.eigh(cov)
         scale = (values.clamp_min(0) + self.damping).sqrt()
-        # Of the layer as a plain linear one; its bias is d - V U c.
+        # The layer's function as weight and bias: V U and d - V U c.
         weight = self.linear.weight.double() @ self.whitening.double()
         self.linear.bias.add_(weight @ (mean - self.mean))
         self.linear.weight.copy_(weight @ (vectors * scale) @ vectors.T)
@@ -59,17 +59,17 @@ class NaturalLinear(nn.Module):
 
 
 class NaturalNetwork(nn.Module):
-    """A chain of layers in which every linear layer but the first is natural, refreshed at every ``interval``-th step.
+    """A chain of layers whose linear layers, except the first, are :class:`NaturalLinear`, with periodic refreshes.
 
-    The first layer's input is the data, which the other methods do not whiten either. A step is a call in training mode
-    with gradients; the first one begins with a refresh.
+    The first layer's input is the data, which the other methods do not whiten either. A training step is a call in
+    training mode with gradients; the first step begins with a refresh.
 
     Args:
-        layers: the chain; its linear layers are taken over.
-        data: the network's input, from which the statistics are taken.
+        layers: the chain; its linear layers are used, not copied.
+        data: inputs of the network, for the statistics.
         damping: ε.
-        interval: T.
-        samples: how many rows of the data are drawn for a refresh; all of them if None or more than there are.
+        interval: training steps between refreshes, T.
+        samples: number of rows of ``data`` drawn for a refresh; all by default.
 
     Example::
 
@@ -95,7 +95,7 @@ class NaturalNetwork(nn.Module):
         self.steps = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layers, after a refresh if one is due."""
+        """Refresh if it is due, then apply the layers."""
         if self.training and torch.is_grad_enabled():
             if self.steps % self.interval == 0:
                 self.refresh()
@@ -104,7 +104,7 @@ class NaturalNetwork(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Whiten the input of every natural layer; what the network computes stays the same."""
+        """Whiten the input of each natural layer; the network's function does not change."""
         x = self.data
         if self.samples is not None:
             x = x[torch.randperm(len(x), device=x.device)[: self.samples]]

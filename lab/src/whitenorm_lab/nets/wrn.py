@@ -1,32 +1,31 @@
-"""Wide residual nets for CIFAR: norm and activation before each convolution."""
+"""Wide ResNets for CIFAR, with norm and activation before each convolution."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from whitenorm_lab.nets.parts import Activation, conv, initialise_, relu
+from whitenorm_lab.nets.layers import Activation, conv, init_he_, relu
 
 
 class PreactivationBlock(nn.Module):
-    """Norm, activation, convolution, twice, with dropout between.
+    """Norm, activation and convolution, twice, with dropout between, and a shortcut.
 
-    Where the shape changes, the shortcut is a 1×1 convolution of what comes after the first norm and activation, which
-    so stand before the whole block.
+    Where the shape changes, the shortcut is a 1×1 convolution of the first activation's output.
     """
 
     def __init__(
-        self, inputs: int, width: int, stride: int, activation: Activation, dropout: float, bias: bool
+        self, in_channels: int, width: int, stride: int, activation: Activation, dropout: float, bias: bool
     ) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv(inputs, width, stride, bias=bias)
+        self.norm1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = conv(in_channels, width, stride, bias=bias)
         self.norm2 = nn.BatchNorm2d(width)
         self.conv2 = conv(width, width, bias=bias)
-        self.activation1, self.activation2 = activation(inputs), activation(width)
+        self.activation1, self.activation2 = activation(in_channels), activation(width)
         self.dropout = nn.Dropout(dropout)
-        self.changes_shape = inputs != width or stride != 1
-        shortcut = [conv(inputs, width, stride, size=1, bias=bias)] if self.changes_shape else []
+        self.changes_shape = in_channels != width or stride != 1
+        shortcut = [conv(in_channels, width, stride, size=1, bias=bias)] if self.changes_shape else []
         self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,7 +36,7 @@ class PreactivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-d-k: depth d = 6n + 4, three stages of n blocks with 16k, 32k and 64k channels.
+    """WRN-d-k: depth d = 6n + 4, in three stages of n blocks with 16k, 32k and 64k channels.
 
     Example::
 
@@ -49,7 +48,7 @@ class WideResNet(nn.Module):
 
     def __init__(
         self,
-        classes: int,
+        num_classes: int,
         shape: tuple[int, int, int],
         *,
         depth: int,
@@ -63,18 +62,18 @@ class WideResNet(nn.Module):
             raise ValueError(f"expected a depth of 6n + 4, such as 16, 28 or 40 (got {depth})")
         self.conv = conv(shape[0], 16, bias=bias)
         blocks = []
-        inputs = 16
+        in_channels = 16
         for stage in range(3):
-            outputs = 16 * width * 2**stage
-            for block in range((depth - 4) // 6):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(PreactivationBlock(inputs, outputs, stride, activation, dropout, bias))
-                inputs = outputs
+            out_channels = 16 * width * 2**stage
+            for i in range((depth - 4) // 6):
+                stride = 2 if stage > 0 and i == 0 else 1
+                blocks.append(PreactivationBlock(in_channels, out_channels, stride, activation, dropout, bias))
+                in_channels = out_channels
         self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.BatchNorm2d(inputs)
-        self.activation = activation(inputs)
-        self.classifier = nn.Linear(inputs, classes)
-        initialise_(self)
+        self.norm = nn.BatchNorm2d(in_channels)
+        self.activation = activation(in_channels)
+        self.classifier = nn.Linear(in_channels, num_classes)
+        init_he_(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.activation(self.norm(self.blocks(self.conv(x))))

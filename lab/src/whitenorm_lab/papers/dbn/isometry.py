@@ -32,8 +32,8 @@ from whitenorm_lab.claims.plots import finish, levels_line
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit
+from whitenorm_lab.nets.layers import init_lecun_
 from whitenorm_lab.nets.mlp import mlp
-from whitenorm_lab.nets.parts import lecun_
 from whitenorm_lab.papers.shared.perceptrons import load_mnist
 
 _WIDTH, _LR, _EPS = 100, 0.5, 1e-5
@@ -64,7 +64,9 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     train, _ = load_mnist(context, settings["images"], 0)
     hidden = [_WIDTH] * settings["hidden"]
     activation = _ACTIVATIONS[settings["activation"]]
-    net = lecun_(mlp(10, (1, 28, 28), hidden=hidden, norm=_NORMS[settings["norm"]], activation=lambda _: activation()))
+    net = init_lecun_(
+        mlp(10, (1, 28, 28), hidden=hidden, norm=_NORMS[settings["norm"]], activation=lambda _: activation())
+    )
     if settings["steps"]:
         fit(net, train, lr=_LR, steps=settings["steps"], seed=context.seed, progress=context.progress)
     values = _compute_singular_values(net, train, settings["samples"])

@@ -1,26 +1,28 @@
-"""GW figure 5: how well perceptrons with GN and GW fit random labels, over the group number.
+"""GW figure 5: training accuracy of perceptrons with GN and GW on random labels, by the number of groups.
 
 Paper: MNIST with random labels, batches of 16, 1,000 epochs, the best training accuracy among the learning rates
-{0.001, 0.005, 0.01, 0.05, 0.1}. A linear classifier with a norm after its linear layer is below the one without
-('Base'), and falls with the number of groups. A one-layer MLP of 256 units is below Base too, far below with too many
-groups. A four-layer MLP of 1,280 units is above Base unless there are too many, and GW's best is above GN's. GW is more
-sensitive to the number. What is normalised in the linear classifier are its ten outputs, in 1, 2 or 5 groups. Not
-stated there: the group numbers, and GW's matrix (here Newton's, T = 5).
+{0.001, 0.005, 0.01, 0.05, 0.1}. A linear classifier with a norm after its linear layer is worse than one without
+('Base'), and gets worse with more groups. A one-layer MLP of 256 units is worse than Base too, and much worse with too
+many groups. A four-layer MLP of 1,280 units is better than Base unless there are too many groups, and the best of GW is
+better than that of GN. GW is more sensitive to the number of groups. In the linear classifier, the ten outputs are
+normalised, in 1, 2 or 5 groups. Not stated in the paper: the other group numbers, and GW's solver (here Newton, T = 5).
 
-Default scale: linear classifiers with 10,000 images and 100 epochs, 32 units in one layer with 4,000 and 60, 128 in
-four with 2,000 and 40, at learning rates {0.01, 0.05, 0.1}; as in the paper, the first two have too few weights for all
-labels, and the last has more than enough. Earlier runs (seeds 0 to 2, 2,000 images for all) were too short for Base,
-which was above GN in the error of linear classifiers. In pilots of Base and GN (seed 100) Base was the best of linear
-classifiers after 40 epochs, by half a point and with all errors still falling, and of one layer after 60, by two.
-Training errors are means over the last twentieth of the steps. What does not fit the labels after so few epochs may be
-slow as well as unable to.
+Default scale: linear classifiers with 10,000 images and 100 epochs, 32 units in one layer with 4,000 and 60, 128 units
+in four layers with 2,000 and 40, at learning rates {0.01, 0.05, 0.1}. As in the paper, the first two have too few
+weights for all labels, and the last has more than enough. Earlier runs (seeds 0 to 2, 2,000 images for all) were too
+short for Base, whose error with linear classifiers was above GN's. In pilots of Base and GN (seed 100), Base was the
+best of the linear classifiers after 40 epochs, by half a point and with all errors still falling, and of one layer
+after 60, by two points. Training errors are means over the last twentieth of the steps. With so few epochs, a net that
+does not fit the labels may be too slow instead of too small.
 
-All norms and learning rates of a network are one run, trained side by side, and so are the runs of all seeds
+All norms and learning rates of a network, and the runs of all seeds, are trained side by side
 (``whitenorm_lab.side_by_side``).
 
-That GW is more sensitive is judged in groups of 8 and of 4 channels. In groups of two GN leaves signs alone, and fell
-further than GW in the earlier runs: GW cannot whiten more groups than a group has values, and only comes near it. The
-picture has those too. Command: ``whitenorm-lab reproduce gw-capacity --data ROOT``. The paper's CNNs are
+GW's sensitivity is judged in groups of 8 and of 4 channels. In groups of two, GN leaves only signs, and it got worse
+than GW in the earlier runs; GW cannot whiten more groups than a group has values, and only comes close. The figure
+includes those too.
+
+Cost: 1 hour on one core. Command: ``whitenorm-lab reproduce gw-capacity --data ROOT``. The paper's CNNs are in
 ``gw-capacity-cnn``.
 """
 
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -56,16 +58,16 @@ from whitenorm_lab.side_by_side import RowNorm, fit_side_by_side
 
 _LINEAR, _ONE, _FOUR = 0, 1, 4
 _TITLES = {_LINEAR: "linear classifier", _ONE: "one-layer MLP", _FOUR: "four-layer MLP"}
-_VALUE = "final_error"
+_ERROR = "final_error"
 _BATCH_SIZE = 16
 _EPS = 1e-5
 _NORMS: dict[str, Any] = {"GN": F.group_norm, "GW": group_whitening}
-# Channels of a group, where GN and GW are compared.
-_FEW = (8, 4)
+# Channels per group at which the sensitivity of GN and GW is compared.
+_CHANNELS_PER_GROUP = (8, 4)
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """A run a network, of all its norms, group numbers and learning rates."""
+    """Return one setting per network, with all its norms, group numbers and learning rates."""
     return [
         {"hidden": hidden, **network, "lrs": scale["lrs"], "batch_size": _BATCH_SIZE, "points": 20}
         for hidden, network in zip(_TITLES, scale["networks"], strict=True)
@@ -73,58 +75,62 @@ def plan(scale: Settings) -> list[Settings]:
 
 
 def run_seeds(settings: Settings, contexts: Sequence[Context]) -> list[dict[str, Any]]:
-    """Networks fitted to labels drawn at random by the seed; ``nets`` has every one with its curves."""
+    """Fit networks to random labels for several seeds; ``nets`` has the settings and curves of each network."""
     whole, _ = load_mnist(contexts[0], settings["images"], 0)
-    kinds = _kinds(settings["groups"])
+    norms = _list_norms(settings["groups"])
     seeds = [context.seed for context in contexts]
-    found = fit_side_by_side(
-        [_network(settings, seed) for seed in seeds],
-        [_norm(**kind) for kind in kinds],
+    curves_by_seed = fit_side_by_side(
+        [_build_network(settings, seed) for seed in seeds],
+        [_bind_norm(**norm) for norm in norms],
         settings["lrs"],
-        [Split(whole.images, _random_labels(len(whole.labels), seed)) for seed in seeds],
+        [Split(whole.images, _draw_labels(len(whole.labels), seed)) for seed in seeds],
         seeds=seeds,
         steps=settings["epochs"] * (settings["images"] // _BATCH_SIZE),
         batch_size=_BATCH_SIZE,
         points=settings["points"],
         progress=contexts[0].progress,
     )
-    names = [{**kind, "lr": lr} for kind in kinds for lr in settings["lrs"]]
+    nets = [{**norm, "lr": lr} for norm in norms for lr in settings["lrs"]]
     return [
         {
             "step": curves.step,
             "nets": [
-                {**name, "loss": loss, "error": error}
-                for name, loss, error in zip(names, curves.loss, curves.error, strict=True)
+                {**net, "loss": loss, "error": error}
+                for net, loss, error in zip(nets, curves.loss, curves.error, strict=True)
             ],
         }
-        for curves in found
+        for curves in curves_by_seed
     ]
 
 
-def _network(settings: Settings, seed: int) -> nn.Module:
+def _build_network(settings: Settings, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return mlp(10, (1, 28, 28), hidden=[settings["width"]] * settings["hidden"], norm=lambda width: nn.Identity())
 
 
-def _random_labels(number: int, seed: int) -> Tensor:
-    return torch.randint(10, (number,), generator=torch.Generator().manual_seed(seed))
+def _draw_labels(count: int, seed: int) -> Tensor:
+    return torch.randint(10, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def _kinds(groups: list[int]) -> list[Settings]:
+def _list_norms(groups: list[int]) -> list[Settings]:
     return [{"norm": "plain"}, *({"norm": name, "groups": g} for name in _NORMS for g in groups)]
 
 
-def _norm(norm: str, groups: int = 1) -> RowNorm | None:
+def _bind_norm(norm: str, groups: int = 1) -> RowNorm | None:
     return None if norm == "plain" else partial(_NORMS[norm], num_groups=groups, eps=_EPS)
 
 
-def _apart(results: Results) -> Results:
-    """A run for each of the networks that were trained side by side."""
+def _split_by_network(results: Results) -> Results:
+    """Return one run per network that was trained side by side with others."""
     return Results(
         Run(
-            {"hidden": run.settings["hidden"], "width": run.settings["width"], **_named(net)},
+            {
+                "hidden": run.settings["hidden"],
+                "width": run.settings["width"],
+                **{name: value for name, value in net.items() if name not in ("loss", "error")},
+            },
             run.seed,
-            {_VALUE: net["error"][-1]},
+            {_ERROR: net["error"][-1]},
             run.seconds,
         )
         for run in results
@@ -132,77 +138,75 @@ def _apart(results: Results) -> Results:
     )
 
 
-def _named(net: dict[str, Any]) -> Settings:
-    return {name: value for name, value in net.items() if name not in ("loss", "error")}
+def _select_best_rates(results: Results, hidden: int, name: str) -> Results:
+    """Return a norm's runs at the best learning rate of each group number."""
+    return select_best_lr_per_level(_split_by_network(results).where(hidden=hidden, norm=name), "groups", _ERROR)
 
 
-def _over_groups(results: Results, hidden: int, name: str) -> Results:
-    """A norm's networks at the best learning rate of each group number."""
-    return select_best_lr_per_level(_apart(results).where(hidden=hidden, norm=name), "groups", _VALUE)
-
-
-def _errors(results: Results, hidden: int, name: str) -> list[float]:
-    """The training errors of the best learning rate, and the best group number if there are groups."""
+def _select_best_errors(results: Results, hidden: int, name: str) -> list[float]:
+    """Return a norm's training errors at the best learning rate and number of groups."""
     if name == "plain":
-        return select_best_lr(_apart(results), _VALUE, hidden=hidden, norm=name).values(_VALUE)
-    return _over_groups(results, hidden, name).best("groups", _VALUE).values(_VALUE)
+        return select_best_lr(_split_by_network(results), _ERROR, hidden=hidden, norm=name).values(_ERROR)
+    return _select_best_rates(results, hidden, name).best("groups", _ERROR).values(_ERROR)
 
 
-def _below(hidden: int, *pairs: tuple[str, str]) -> Judge:
-    """Each first norm, at its best, has a lower training error than the second."""
+def _judge_lower(hidden: int, small: Sequence[str], large: Sequence[str]) -> Judge:
+    """Judge whether the first norms, at their best, have lower training errors than the others."""
 
-    def part(results: Results, one: str, other: str) -> Evidence:
-        names = f"error in % of {one}", other
-        return lower(_errors(results, hidden, one), _errors(results, hidden, other), names)
+    def judge_pair(results: Results, one: str, other: str) -> Evidence:
+        errors, other_errors = (_select_best_errors(results, hidden, name) for name in (one, other))
+        return lower(errors, other_errors, (f"error in % of {one}", other))
 
-    return lambda results: every(*(part(results, *pair) for pair in pairs))
+    return lambda results: every(*(judge_pair(results, *pair) for pair in product(small, large)))
 
 
-def _falls_steadily(name: str) -> Judge:
+def _judge_each_group_number(name: str) -> Judge:
+    """Judge whether a linear classifier's error is higher with each larger number of groups."""
+
     def judge(results: Results) -> Evidence:
-        found = _over_groups(results, _LINEAR, name)
-        errors = {g: found.values(_VALUE, groups=g) for g in found.levels("groups")}
+        runs = _select_best_rates(results, _LINEAR, name)
+        errors = {g: runs.values(_ERROR, groups=g) for g in runs.levels("groups")}
         pairs = pairwise(errors.items())
-        return every(*(lower(one, other, (f"error in %, g = {g}", f"g = {h}")) for (g, one), (h, other) in pairs))
+        return every(*(lower(few, many, (f"error in %, g = {g}", f"g = {h}")) for (g, few), (h, many) in pairs))
 
     return judge
 
 
-def _falls(hidden: int) -> Judge:
-    """With the most groups the error is above that of the best other number, for GN and for GW."""
+def _judge_most_groups(hidden: int) -> Judge:
+    """Judge whether the error with the most groups is above that with the best other number, for GN and for GW."""
 
-    def part(results: Results, name: str) -> Evidence:
-        found = _over_groups(results, hidden, name)
-        return lower_at_best_other_level(found, "groups", max(found.levels("groups")), _VALUE, f"error in % of {name}")
+    def judge_norm(results: Results, name: str) -> Evidence:
+        runs = _select_best_rates(results, hidden, name)
+        return lower_at_best_other_level(runs, "groups", max(runs.levels("groups")), _ERROR, f"error in % of {name}")
 
-    return lambda results: every(*(part(results, name) for name in ("GN", "GW")))
+    return lambda results: every(*(judge_norm(results, name) for name in _NORMS))
 
 
-def _more_sensitive(hidden: int) -> Judge:
-    """In groups of few channels GW's error has risen more than GN's, each from that of its fewest groups."""
+def _judge_sensitivity(hidden: int) -> Judge:
+    """Judge whether GW's error rises more than GN's from the fewest groups to groups of few channels."""
 
-    def part(results: Results, channels: int) -> Evidence:
-        gn, gw = (_rise(_over_groups(results, hidden, name), channels) for name in _NORMS)
+    def judge_size(results: Results, channels: int) -> Evidence:
+        gn, gw = (_compute_rise(_select_best_rates(results, hidden, name), channels) for name in _NORMS)
         return lower(gn, gw, (f"rise of the error in points, c = {channels}, GN", "GW"))
 
-    return lambda results: every(*(part(results, channels) for channels in _FEW))
+    return lambda results: every(*(judge_size(results, channels) for channels in _CHANNELS_PER_GROUP))
 
 
-def _rise(found: Results, channels: int) -> list[float]:
-    few, many = min(found.levels("groups")), found[0].settings["width"] // channels
-    pairs = zip(found.values(_VALUE, groups=few), found.values(_VALUE, groups=many), strict=True)
+def _compute_rise(runs: Results, channels: int) -> list[float]:
+    few, many = min(runs.levels("groups")), runs[0].settings["width"] // channels
+    pairs = zip(runs.values(_ERROR, groups=few), runs.values(_ERROR, groups=many), strict=True)
     return [high - low for low, high in pairs]
 
 
 def draw(results: Results) -> Figure:
-    """Training accuracy over the group number, one panel a network."""
+    """Draw training accuracy over the number of groups, with one panel per network."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
     for panel, hidden in zip(axes, _TITLES, strict=True):
         settings = results.where(hidden=hidden)[0].settings
         groups = settings["groups"]
         for name in _NORMS:
-            draw_accuracy(panel, _over_groups(results, hidden, name), "groups", _VALUE, name)
-        base = [[100 - error] * len(groups) for error in _errors(results, hidden, "plain")]
+            draw_accuracy(panel, _select_best_rates(results, hidden, name), "groups", _ERROR, name)
+        base = [[100 - error] * len(groups) for error in _select_best_errors(results, hidden, "plain")]
         spread_line(panel, groups, base, "Base", color="grey", linestyle="--")
         units = f" of {settings['width']} units" if hidden else ""
         panel.set(title=f"{_TITLES[hidden]}{units},\n{settings['images']:,} images")
@@ -213,8 +217,8 @@ def draw(results: Results) -> Figure:
 
 _STILL_FALLING = "At the default scale all errors of linear classifiers were still falling at the end."
 _NOT_WHITE = (
-    "With more groups than a group has values, as with 4, they cannot be white, and Newton's steps only come near it; "
-    "whether that is why was not asked."
+    "With more groups than a group has values, as at c = 4, the groups cannot be white, and Newton's iteration only "
+    "comes close; whether this is the reason was not tested."
 )
 _SENSITIVE = "more sensitive to the number; judged: rise of the error from the fewest groups to c = 8 and c = 4"
 
@@ -233,18 +237,20 @@ EXPERIMENT = Experiment(
         Claim(
             "Linear: GN and GW are below Base",
             "lower accuracy",
-            _below(_LINEAR, ("plain", "GN"), ("plain", "GW")),
+            _judge_lower(_LINEAR, ["plain"], ["GN", "GW"]),
             otherwise=_STILL_FALLING,
         ),
-        Claim("Linear: GN falls with more groups", "decreases with the group number", _falls_steadily("GN")),
-        Claim("Linear: GW falls with more groups", "decreases with the group number", _falls_steadily("GW")),
-        Claim("One layer: GN and GW are below Base", "lower accuracy", _below(_ONE, ("plain", "GN"), ("plain", "GW"))),
-        Claim("One layer: both fall with too many groups", "significantly degenerated", _falls(_ONE)),
-        Claim("One layer: GW falls more than GN", _SENSITIVE, _more_sensitive(_ONE), otherwise=_NOT_WHITE),
-        Claim("Four layers: both are above Base", "higher accuracy", _below(_FOUR, ("GN", "plain"), ("GW", "plain"))),
-        Claim("Four layers: both fall with too many groups", "significantly degenerated", _falls(_FOUR)),
-        Claim("Four layers: GW falls more than GN", _SENSITIVE, _more_sensitive(_FOUR), otherwise=_NOT_WHITE),
-        Claim("Four layers: the best of GW is above that of GN", "higher accuracy", _below(_FOUR, ("GW", "GN"))),
+        Claim("Linear: GN falls with more groups", "decreases with the group number", _judge_each_group_number("GN")),
+        Claim("Linear: GW falls with more groups", "decreases with the group number", _judge_each_group_number("GW")),
+        Claim("One layer: GN and GW are below Base", "lower accuracy", _judge_lower(_ONE, ["plain"], ["GN", "GW"])),
+        Claim("One layer: both fall with too many groups", "significantly degenerated", _judge_most_groups(_ONE)),
+        Claim("One layer: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_ONE), otherwise=_NOT_WHITE),
+        Claim("Four layers: both are above Base", "higher accuracy", _judge_lower(_FOUR, ["GN", "GW"], ["plain"])),
+        Claim("Four layers: both fall with too many groups", "significantly degenerated", _judge_most_groups(_FOUR)),
+        Claim("Four layers: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_FOUR), otherwise=_NOT_WHITE),
+        Claim(
+            "Four layers: the best of GW is above that of GN", "higher accuracy", _judge_lower(_FOUR, ["GW"], ["GN"])
+        ),
     ),
     scales={
         "smoke": {

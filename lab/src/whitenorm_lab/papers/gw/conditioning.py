@@ -1,21 +1,22 @@
-"""GW figures 2 and A3: how well-conditioned activations are after GN, GW and BN, over the group number.
+"""GW figures 2 and A3: condition number of activations after GN, GW and BN, by the number of groups.
 
-Paper: activations X of 256 features and 1024 samples, from MLPs of 1 to 4 layers at their random start on Gaussian
-input; κ_90 and κ_80 of the covariance of the normalised output. GW is far below GN, both fall with the group number, BN
-is below both, BW's is 1. GW and BW whiten by ZCA. Command: ``whitenorm-lab reproduce gw-conditioning``. The default
-scale is the paper's, with 10 seeds.
+Paper: activations X of 256 features and 1024 samples, from randomly initialised MLPs of 1 to 4 layers on Gaussian
+input; κ_90 and κ_80 of the covariance of the normalised output. GW is far below GN, both fall with the number of
+groups, BN is below both, and BW's is 1. GW and BW whiten by ZCA.
 
-The text leaves two things open: whether X is taken after the last layer's ReLU or before it, where norms stand, and
-whether the covariance is about the mean or E[xxᵀ], in which the mean counts too. Claims are judged once, by the words
-as they are: "activations" of an MLP, which this paper tells from a linear map, are after the ReLU, and a covariance is
-about the mean. The picture has all four readings. In pilots (seeds 100 and 101) none of them had everything that the
-paper says. By the one that is judged, GN hardly changes with the number of groups, and GW is below BN at one layer; at
-2 to 4 layers BN is below both. Before the ReLU both fall with the number of groups, and BN is below both by E[xxᵀ] at 2
-to 4 layers, and by the covariance at none.
+The text leaves two questions open: whether X is taken after the last layer's ReLU or before it, where norms are placed,
+and whether the covariance is centered or E[xxᵀ], which includes the mean. Claims are judged by the literal reading: the
+"activations" of an MLP, which this paper distinguishes from a linear map, are after the ReLU, and a covariance is
+centered. The figure has all four readings. In pilots (seeds 100 and 101) none of them agreed with everything that the
+paper says. By the reading that is judged, GN hardly changes with the number of groups, and GW is below BN at one layer;
+at 2 to 4 layers BN is below both. Before the ReLU, both fall with the number of groups, and BN is below both by E[xxᵀ]
+at 2 to 4 layers, and by the covariance at none.
 
-GN and GW make each group's mean zero, which leaves g of the directions without variance: κ_p exists for g < (1 - p)·d,
-and units that are dead leave less. Claims are judged on the group numbers where κ_90 exists in every run; that every
-run counts was settled after seeds 20 to 29, two of which had none at 16 groups, and judged seeds begin at 40.
+GN and GW make the mean of each group zero, so g of the directions have no variance: κ_p exists for g < (1 - p)·d, and
+for fewer groups if some units are always 0. Claims are judged on the group numbers for which κ_90 exists in all runs;
+this was decided after seeds 20 to 29, two of which had none at 16 groups, and judged seeds begin at 40.
+
+The default scale is the paper's, with 10 seeds. Cost: 2 minutes. Command: ``whitenorm-lab reproduce gw-conditioning``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _JUDGED = "after_covariance"
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Every depth and method, those of groups at every group number."""
+    """Return every depth and method, GN and GW at every number of groups."""
     return [
         {"layers": layers, "features": scale["features"], "samples": scale["samples"], "method": method, "groups": g}
         for layers in scale["layers"]
@@ -66,7 +67,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 @torch.no_grad()
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """log10 of the condition numbers; methods with the same seed see the same activations."""
+    """Return log10 of the condition numbers; all methods have the same activations with the same seed."""
     width = settings["features"]
     network = mlp(
         width, (1, 1, width), hidden=[width] * (settings["layers"] - 1), norm=lambda width: nn.Identity()
@@ -75,40 +76,42 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     values = {}
     for place, activations in (("after", x.relu()), ("before", x)):
         y = _METHODS[settings["method"]](activations, settings["groups"])
-        # With every sample's negative beside it the mean is zero, and the covariance E[xxᵀ].
-        for kind, seen in (("covariance", y), ("moments", torch.cat([y, -y]))):
+        # With the negative of every sample the mean is zero, and the covariance is E[xxᵀ].
+        for kind, samples in (("covariance", y), ("moments", torch.cat([y, -y]))):
             for percent in _PERCENTS:
-                values[f"{place}_{kind}_{percent}"] = float(np.log10(condition_number(seen, percent)))
+                values[f"{place}_{kind}_{percent}"] = float(np.log10(condition_number(samples, percent)))
     return values
 
 
-def _judged_groups(results: Results) -> list[int]:
+def _list_judged_groups(results: Results) -> list[int]:
+    """Return the numbers of groups for which κ_90 exists in all runs."""
     groups = results.where(method="GW").levels("groups")
-    measured = {g: results.where(groups=g).values(f"{_JUDGED}_90") for g in groups}
-    return [g for g in groups if np.isfinite(measured[g]).all()]
+    return [g for g in groups if np.isfinite(results.where(groups=g).values(f"{_JUDGED}_90")).all()]
 
 
-def _curves(results: Results, reading: str, percent: int, method: str, layers: int, groups: list[int]) -> np.ndarray:
-    """log10 κ, seeds × group numbers."""
+def _stack_curves(
+    results: Results, reading: str, percent: int, method: str, layers: int, groups: list[int]
+) -> np.ndarray:
+    """Return log10 κ as an array, seeds × group numbers."""
     return np.transpose(
         [results.values(f"{reading}_{percent}", method=method, layers=layers, groups=g) for g in groups]
     )
 
 
-def _level(results: Results, method: str, layers: int, groups: list[int]) -> list[float]:
-    """For each seed the mean of log10 κ over the group numbers and both percentages."""
-    curves = [_curves(results, _JUDGED, percent, method, layers, groups).mean(1) for percent in _PERCENTS]
+def _average_conditions(results: Results, method: str, layers: int, groups: list[int]) -> list[float]:
+    """Return, for each seed, the mean of log10 κ over the group numbers and both percentages."""
+    curves = [_stack_curves(results, _JUDGED, percent, method, layers, groups).mean(1) for percent in _PERCENTS]
     return np.mean(curves, 0).tolist()
 
 
-def _whitened_below_grouped(results: Results) -> Evidence:
-    # At one group GW is GN.
-    groups = [g for g in _judged_groups(results) if g > 1]
+def _judge_gw_below_gn(results: Results) -> Evidence:
+    # With one group, GW is GN.
+    groups = [g for g in _list_judged_groups(results) if g > 1]
     return every(
         *(
             lower(
-                _level(results, "GW", layers, groups),
-                _level(results, "GN", layers, groups),
+                _average_conditions(results, "GW", layers, groups),
+                _average_conditions(results, "GN", layers, groups),
                 (f"{layers}-layer GW", "GN"),
             )
             for layers in results.levels("layers")
@@ -116,12 +119,12 @@ def _whitened_below_grouped(results: Results) -> Evidence:
     )
 
 
-def _falls_with_groups(method: str) -> Callable[[Results], Evidence]:
+def _judge_slope(method: str) -> Callable[[Results], Evidence]:
     def judge(results: Results) -> Evidence:
-        groups = _judged_groups(results)
+        groups = _list_judged_groups(results)
         parts = []
         for layers in results.levels("layers"):
-            curves = np.mean([_curves(results, _JUDGED, p, method, layers, groups) for p in _PERCENTS], 0)
+            curves = np.mean([_stack_curves(results, _JUDGED, p, method, layers, groups) for p in _PERCENTS], 0)
             slopes = np.polyfit(np.log2(groups), curves.T, 1)[0].tolist()
             parts.append(lower(slopes, [0.0] * len(slopes), (f"{layers}-layer slope", "none")))
         return every(*parts)
@@ -129,14 +132,14 @@ def _falls_with_groups(method: str) -> Callable[[Results], Evidence]:
     return judge
 
 
-def _batch_below(*depths: int) -> Callable[[Results], Evidence]:
+def _judge_bn_below(*depths: int) -> Callable[[Results], Evidence]:
     def judge(results: Results) -> Evidence:
-        groups = _judged_groups(results)
+        groups = _list_judged_groups(results)
         return every(
             *(
                 lower(
-                    _level(results, "BN", layers, [1]),
-                    _level(results, method, layers, groups),
+                    _average_conditions(results, "BN", layers, [1]),
+                    _average_conditions(results, method, layers, groups),
                     (f"{layers}-layer BN", method),
                 )
                 for layers in results.levels("layers")
@@ -148,23 +151,23 @@ def _batch_below(*depths: int) -> Callable[[Results], Evidence]:
     return judge
 
 
-def _is_one(results: Results) -> Evidence:
-    """To 0.1 %: what rounding leaves grows with the condition number that there was before."""
+def _judge_one(results: Results) -> Evidence:
+    """Judge whether κ of BW is 1 within 0.1 %; the rounding error grows with κ of the input."""
     largest = 10 ** max(value for run in results.where(method="BW") for value in run.values.values())
     return exactly(largest < 1.001, f"at most 1 + {largest - 1:.1g}")
 
 
 def draw(results: Results) -> Figure:
-    """As figure A3, a column a depth; a row for each reading."""
-    layers_all, groups = results.levels("layers"), results.where(method="GW").levels("groups")
+    """Draw figure A3 for each reading: rows are readings, columns are depths."""
+    depths, groups = results.levels("layers"), results.where(method="GW").levels("groups")
     figure = plt.figure(figsize=(12, 13), layout="constrained")
     rows = figure.subfigures(len(_READINGS), 1, squeeze=False)[:, 0]
     panels: list[Axes] = []
     for row, (reading, name) in zip(rows, _READINGS.items(), strict=True):
         row.suptitle(f"{name} (judged)" if reading == _JUDGED else name, fontsize=11)
-        line = row.subplots(1, len(layers_all))
-        for panel, layers in zip(line, layers_all, strict=True):
-            _panel(panel, results, reading, layers, groups)
+        line = row.subplots(1, len(depths))
+        for panel, layers in zip(line, depths, strict=True):
+            _draw_panel(panel, results, reading, layers, groups)
         line[0].set_ylabel("condition number κ")
         panels += [*line]
     line_styles(panels[0], {f"κ_{percent}": style for percent, style in _PERCENTS.items()})
@@ -172,17 +175,17 @@ def draw(results: Results) -> Figure:
     return figure
 
 
-def _panel(panel: Axes, results: Results, reading: str, layers: int, groups: list[int]) -> None:
+def _draw_panel(panel: Axes, results: Results, reading: str, layers: int, groups: list[int]) -> None:
     for percent, style in _PERCENTS.items():
-        named = percent == 90
+        in_legend = percent == 90
         for method, colour in (("base", "black"), ("BN", "tab:green")):
-            value = 10 ** _curves(results, reading, percent, method, layers, [1]).mean()
-            panel.axhline(value, color=colour, linestyle=style, linewidth=1, label=method if named else None)
+            value = 10 ** _stack_curves(results, reading, percent, method, layers, [1]).mean()
+            panel.axhline(value, color=colour, linestyle=style, linewidth=1, label=method if in_legend else None)
         for method, colour in (("GN", "tab:blue"), ("GW", "tab:orange")):
-            curves = _curves(results, reading, percent, method, layers, groups)
-            there = np.isfinite(curves).all(0)
-            x, y = np.array(groups)[there].tolist(), (10 ** curves[:, there]).tolist()
-            spread_line(panel, x, y, method if named else "_", marker=".", color=colour, linestyle=style)
+            curves = _stack_curves(results, reading, percent, method, layers, groups)
+            exists = np.isfinite(curves).all(0)
+            x, y = np.array(groups)[exists].tolist(), (10 ** curves[:, exists]).tolist()
+            spread_line(panel, x, y, method if in_legend else "_", marker=".", color=colour, linestyle=style)
     panel.set(xscale="log", yscale="log", title=f"{layers}-layer MLP", xlabel="groups g")
     panel.set_xticks(groups, [str(g) for g in groups])
     panel.xaxis.set_minor_locator(NullLocator())
@@ -200,12 +203,12 @@ EXPERIMENT = Experiment(
     title="Conditioning of activations after GN, GW and BN",
     cost="2 min",
     claims=(
-        Claim("GW is better conditioned than GN", f"far; {_RULE}", _whitened_below_grouped),
-        Claim("GN is better conditioned with more groups", f"κ falls; {_SLOPE}", _falls_with_groups("GN")),
-        Claim("GW is better conditioned with more groups", f"κ falls; {_SLOPE}", _falls_with_groups("GW")),
-        Claim(f"{_BETTER}, one layer", f"κ lowest; {_RULE}", _batch_below(1)),
-        Claim(f"{_BETTER}, 2 to 4 layers", f"κ lowest; {_RULE}", _batch_below(2, 3, 4)),
-        Claim("The condition number of BW is 1", "1", _is_one),
+        Claim("GW is better conditioned than GN", f"far; {_RULE}", _judge_gw_below_gn),
+        Claim("GN is better conditioned with more groups", f"κ falls; {_SLOPE}", _judge_slope("GN")),
+        Claim("GW is better conditioned with more groups", f"κ falls; {_SLOPE}", _judge_slope("GW")),
+        Claim(f"{_BETTER}, one layer", f"κ lowest; {_RULE}", _judge_bn_below(1)),
+        Claim(f"{_BETTER}, 2 to 4 layers", f"κ lowest; {_RULE}", _judge_bn_below(2, 3, 4)),
+        Claim("The condition number of BW is 1", "1", _judge_one),
     ),
     scales={
         "smoke": {"layers": [1, 2], "features": 32, "samples": 64, "groups": [1, 2, 4]},

@@ -1,9 +1,12 @@
-"""GW tables A2 and A3: what GW adds to a training step of ResNet-50, by placement, and BW_Σ beside it.
+"""GW tables A2 and A3: time that GW adds to a training step of ResNet-50, by placement, and BW_Σ.
 
-Paper: V100, ms an iteration over 100, batch 256, 224²: BN 419; GW (g = 64) at S1 437, S1-B1 518, S1-B2 514, S1-B3 634,
-S1-B12 589, everywhere 796; BW_Σ at S1-B2 550; ResNet-101 and ResNeXt-50 likewise at S1-B2 (ResNeXt-101 is left out).
-Command: ``whitenorm-lab reproduce gw-cost``. The default scale has batch 8 at 128² on ResNet-50 alone. Only ratios to
-BatchNorm can be compared: the paper's are of a GPU, with the optimizer's part.
+Paper: V100, ms per iteration over 100, batch 256, 224²: BN 419; GW (g = 64) at S1 437, S1-B1 518, S1-B2 514, S1-B3 634,
+S1-B12 589, everywhere 796; BW_Σ at S1-B2 550; ResNet-101 and ResNeXt-50 likewise at S1-B2 (ResNeXt-101 is omitted).
+
+Default scale: batch 8 at 128² on ResNet-50 alone. Only ratios to BatchNorm can be compared: the paper's times are of a
+GPU, and include the optimizer.
+
+Cost: 4 minutes. Command: ``whitenorm-lab reproduce gw-cost``.
 """
 
 from __future__ import annotations
@@ -29,26 +32,26 @@ _MODELS = ("GW S1", "GW S1-B1", "GW S1-B2", "GW S1-B3", "GW S1-B12", "GW full", 
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """All placements in ResNet-50, GW and BW_Σ at S1-B2 in larger nets."""
+    """Return all placements in ResNet-50, and GW and BW_Σ at S1-B2 in larger nets."""
     runs = [("A2", scale["net"], model) for model in _MODELS]
     runs += [(f"A3, {net}", net, model) for net in scale["larger"] for model in ("GW S1-B2", "BW_Σ S1-B2")]
     return [build_settings(table, net, model, RESNET50[model], scale) for table, net, model in runs]
 
 
-def _within(results: Results) -> Evidence:
+def _judge_printed(results: Results) -> Evidence:
     return every(
-        *(expect_at_most_printed("step", _printed(table), table)(results) for table in results.levels("table"))
+        *(expect_at_most_printed("step", _find_printed(table), table)(results) for table in results.levels("table"))
     )
 
 
-def _printed(table: str) -> dict[str, float]:
+def _find_printed(table: str) -> dict[str, float]:
     return STEP_PERCENT if table == "A2" else S1_B2_PERCENT[table.removeprefix("A3, ")]
 
 
 def draw(results: Results) -> Figure:
-    """Added time of a training step, a panel a net, and of ResNet-50's inference, which the paper does not print."""
+    """Draw the added time of a training step per net, and of ResNet-50's inference, which the paper does not print."""
     tables = {table: results.where(table=table) for table in results.levels("table")}
-    panels: list[Any] = [(found, "step", _printed(table), found.levels("net")[0]) for table, found in tables.items()]
+    panels: list[Any] = [(runs, "step", _find_printed(table), runs.levels("net")[0]) for table, runs in tables.items()]
     return draw_overheads([*panels, (tables["A2"], "inference", {}, tables["A2"].levels("net")[0])])
 
 
@@ -59,7 +62,9 @@ EXPERIMENT = Experiment(
     title="Training step of ResNet-50 with GW, by placement",
     cost="4 min",
     claims=(
-        Claim("GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _within, ours=True),
+        Claim(
+            "GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _judge_printed, ours=True
+        ),
         Claim(
             "One GW adds least, all norms most",
             "4.3, 22.7, 90 %",
@@ -76,8 +81,10 @@ EXPERIMENT = Experiment(
             "At B12 GW adds more than at B2, less than at B3",
             "22.7, 40.6, 51.3 %",
             expect_rising_step_times(["GW S1-B2", "GW S1-B12", "GW S1-B3"], "A2"),
-            otherwise="On a CPU the matrix of every sample costs more than applying it, so layers count more than "
-            "their channels: B12 has twice as many as B3.",
+            otherwise=(
+                "On a CPU, computing the matrix of every sample costs more than applying it, so the number of layers "
+                "counts more than that of their channels: B12 has twice as many layers as B3."
+            ),
         ),
         Claim(
             "GW adds less than BW_Σ", "22.7 against 31.3 %", expect_rising_step_times(["GW S1-B2", "BW_Σ S1-B2"], "A2")
@@ -99,6 +106,8 @@ EXPERIMENT = Experiment(
     plan=plan,
     run=run,
     draw=draw,
-    reduction="Times are of a CPU without the optimizer's part, the paper's of a V100: only ratios and orders compare. "
-    "Batch 8 at 128² for 256 at 224², ResNet-50 alone, 3 rounds a repetition for 100.",
+    reduction=(
+        "Times are of a CPU and without the optimizer, the paper's of a V100: only ratios and orders can be compared. "
+        "Batch 8 at 128² instead of 256 at 224², ResNet-50 alone, 3 instead of 100 rounds per repetition."
+    ),
 )

@@ -1,9 +1,10 @@
-"""GW figure 3: what GN and BN leave of a Gaussian when they normalise few values at a time.
+"""GW figure 3: histograms of Gaussian samples after GN and BN over few values.
 
-Paper: 1,680 samples of a Gaussian; GN with c channels a group, BN with m samples a batch; histograms of two outputs and
-of one. Values are heavily constrained when c or m is small, -1 and +1 at 2, and not Gaussian; GN's outputs are more
-correlated than BN's. The sizes are not all printed: here 2, 4, 8, 16 and 60, of 240 channels.
-Command: ``whitenorm-lab reproduce gw-histogram``. Cost: seconds, at the paper's own scale.
+Paper: 1,680 samples of a Gaussian; GN with c channels per group, BN with m samples per batch; histograms of two outputs
+and of one. Outputs are heavily constrained when c or m is small, -1 and +1 at 2, and not Gaussian; GN's outputs are
+more correlated than BN's. The paper does not print all sizes: here they are 2, 4, 8, 16 and 60, of 240 channels.
+
+The default scale is the paper's. Cost: seconds. Command: ``whitenorm-lab reproduce gw-histogram``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _METHODS = {"GN": "c", "BN": "m"}
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Both methods at every size."""
+    """Return both methods at every size."""
     return [
         {"method": method, "size": size, "samples": scale["samples"], "features": scale["features"]}
         for method in _METHODS
@@ -34,16 +35,16 @@ def plan(scale: Settings) -> list[Settings]:
     ]
 
 
-def outputs(settings: Settings, seed: int) -> Tensor:
-    """The first ``size`` features, for GN one group, as ``(N, size)``; the data are the same for all settings."""
+def _compute_outputs(settings: Settings, seed: int) -> Tensor:
+    """Return the first ``size`` features, ``(N, size)``, which are one group of GN; all settings share the input."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(settings["samples"], settings["features"], generator=generator, dtype=torch.float64)
     return normalize(x, settings["method"], settings["size"])[:, : settings["size"]]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """How many values are ±1, how far the first output is from a Gaussian, and how correlated the outputs are."""
-    y = outputs(settings, context.seed)
+    """Return the fraction of ±1, the first output's distance from a Gaussian, and the correlation of the outputs."""
+    y = _compute_outputs(settings, context.seed)
     return {
         "ones": (y.abs() - 1).abs().lt(1e-3).double().mean().item(),
         "distance": float(stats.kstest(y[:, 0].numpy(), "norm").statistic),
@@ -51,14 +52,14 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     }
 
 
-def _ones(results: Results) -> Evidence:
+def _judge_ones(results: Results) -> Evidence:
     shares = {method: min(results.values("ones", method=method, size=2)) for method in _METHODS}
     words = ", ".join(f"{method} {100 * share:.2f} %" for method, share in shares.items())
     return exactly(min(shares.values()) == 1, f"values that are -1 or +1: {words}")
 
 
-def _gaussian(results: Results) -> Evidence:
-    """Nearer to a Gaussian from the smallest size to the largest."""
+def _judge_gaussian(results: Results) -> Evidence:
+    """Judge whether outputs are closer to a Gaussian at the largest size than at the smallest."""
     first, last = min(results.levels("size")), max(results.levels("size"))
     return every(
         *(
@@ -72,7 +73,8 @@ def _gaussian(results: Results) -> Evidence:
     )
 
 
-def _steadily(results: Results) -> Evidence:
+def _judge_each_size(results: Results) -> Evidence:
+    """Judge whether outputs are closer to a Gaussian at each larger size up to 16."""
     sizes = [size for size in reversed(results.levels("size")) if size <= 16]
     return every(
         *(
@@ -85,7 +87,7 @@ def _steadily(results: Results) -> Evidence:
     )
 
 
-def _correlated(results: Results) -> Evidence:
+def _judge_correlation(results: Results) -> Evidence:
     return every(
         *(
             lower(
@@ -99,14 +101,14 @@ def _correlated(results: Results) -> Evidence:
 
 
 def draw(results: Results) -> Figure:
-    """Two outputs in hexagonal bins, with the histogram of each at the sides; the first seed."""
+    """Draw two outputs of the first seed in hexagonal bins, with the histogram of each at the sides."""
     sizes = results.levels("size")
     figure = plt.figure(figsize=(2.4 * len(sizes), 5.8), layout="constrained")
     parts = figure.subfigures(2, len(sizes), squeeze=False)
     for row, (method, letter) in zip(parts, _METHODS.items(), strict=True):
         for part, size in zip(row, sizes, strict=True):
-            one = results.where(method=method, size=size)[0]
-            x, y = outputs(one.settings, one.seed)[:, :2].T.numpy()
+            run = results.where(method=method, size=size)[0]
+            x, y = _compute_outputs(run.settings, run.seed)[:, :2].T.numpy()
             axes = part.subplots(2, 2, width_ratios=(4, 1), height_ratios=(1, 4), sharex="col", sharey="row")
             axes[0, 1].axis("off")
             reach = 3.5
@@ -130,10 +132,10 @@ EXPERIMENT = Experiment(
     title="Histograms of outputs normalised over few values",
     cost="5 s",
     claims=(
-        Claim("Over two values the outputs are -1 and +1", "constrained to {-1, +1}", _ones, exact=True),
-        Claim("Outputs are not Gaussian when c or m is small", "visibly not, nearly so when large", _gaussian),
-        Claim("The distance from a Gaussian falls with c and m, up to 16", "by eye", _steadily),
-        Claim("GN's outputs are more correlated than BN's", "visibly", _correlated),
+        Claim("Over two values the outputs are -1 and +1", "constrained to {-1, +1}", _judge_ones, exact=True),
+        Claim("Outputs are not Gaussian when c or m is small", "visibly not, nearly so when large", _judge_gaussian),
+        Claim("The distance from a Gaussian falls with c and m, up to 16", "by eye", _judge_each_size),
+        Claim("GN's outputs are more correlated than BN's", "visibly", _judge_correlation),
     ),
     scales={
         "smoke": {"samples": 240, "features": 16, "sizes": [2, 4]},

@@ -1,11 +1,13 @@
-"""GW tables 2, 3 and A4: ImageNet ResNets and ResNeXts with GW, BW, BW_Σ and GN, by placement and training.
+"""GW tables 2, 3 and A4: ImageNet ResNets and ResNeXts with GW, BW, BW_Σ and GN, by placement and training recipe.
 
 Paper: 100 epochs, batch 256, top-1 accuracy. Table 2 has ResNet-50 with GW, BW and BW_Σ at S1, S1-B1, S1-B2, S1-B3 and
-S1-B12: all above BN, GW above the others everywhere but at S1, and a little lower at S1-B12 than at S1-B1 and S1-B2.
-Table 3 has larger nets at S1-B2, with BW_Σ also before the classifier, and GN everywhere; table A4 the same with cosine
-schedule, label smoothing and mixup. Not stated there: the groups of GN (here 64), the width of the ResNeXts (here what
-torchvision has, 32×4d and 32×8d). The default scale is ResNet-50 at 64² at S1-B2 alone on a folder of images of your
-own, for 5 epochs. Command: ``whitenorm-lab reproduce gw-imagenet --data ROOT``, with ROOT/imagenet/train and val.
+S1-B12: all are above BN, GW is above the others everywhere except at S1, and a little lower at S1-B12 than at S1-B1 and
+S1-B2. Table 3 has larger nets at S1-B2, with BW_Σ also before the classifier, and GN everywhere; table A4 has the same
+with a cosine schedule, label smoothing and mixup. Not stated in the paper: the groups of GN (here 64), and the width of
+the ResNeXts (here torchvision's, 32×4d and 32×8d).
+
+Default scale: ResNet-50 at 64² at S1-B2 alone, on a folder of images of your own, for 5 epochs. Cost: hours, depending
+on the number of images. Command: ``whitenorm-lab reproduce gw-imagenet --data ROOT``, with ROOT/imagenet/train and val.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ _NORMS: dict[str, dict[str, Any]] = {
     "GW": {},
 }
 PLACED: dict[str, dict[str, Any]] = {"BW": {"norm": "iternorm"}, "BW_Σ": _SIGMA, "GW": {}}
+# Smoke scale of the experiments with ResNet-50 on ImageNet.
+_SMOKE_NETS = {"resnet50": "resnet18"}
+SMOKE: dict[str, Any] = {"image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0, "nets": _SMOKE_NETS}
 BN = 76.23
 TABLE_2 = {
     "S1": {"BW": 76.58, "BW_Σ": 76.63, "GW": 76.76},
@@ -53,13 +58,13 @@ _PANELS = {
     **variants(GwImagenet(), {place: {"where": place.lower()} for place in TABLE_2}, PLACED),
     **variants(GwAdvanced(), {case: {"net": _NETS[case.split(",")[0]]} for case in _TABLE_A4}, _NORMS),
 }
-# Between which norms of one net the paper sees a difference: the better one first.
+# Pairs of norms of one net that the paper compares, the better one first.
 _PAIRS = (("GW", "BN"), ("GW", "GN"), ("GW", "BW_Σ"), ("BW_Σ", "BN"))
 
 
-def _places() -> tuple[Claim, ...]:
-    """Table 2: everything above BN, GW above the others within the blocks, and S1-B12 below S1-B1 and S1-B2."""
-    above = [
+def _build_placement_claims() -> tuple[Claim, ...]:
+    """Return the claims of table 2: all above BN, GW best within the blocks, and S1-B12 below S1-B1 and S1-B2."""
+    below_bn = [
         lower_error(f"{norm}, {place}", "BN, ResNet-50", f"accuracy: BN {BN} %, {norm} {accuracy} %")
         for place, row in TABLE_2.items()
         for norm, accuracy in row.items()
@@ -73,12 +78,12 @@ def _places() -> tuple[Claim, ...]:
         for place, row in TABLE_2.items()
         if place != "S1"
     ]
-    more = Claim(
+    more_layers = Claim(
         "GW at S1-B12 has a higher test error than at S1-B1 and S1-B2",
         "accuracy: 77.45 % and 77.62, 77.72 %",
         errors_below([(f"GW, {place}", "GW, S1-B12") for place in ("S1-B1", "S1-B2")], "test_error"),
     )
-    return (*above, *best, more)
+    return (*below_bn, *best, more_layers)
 
 
 EXPERIMENT = build_experiment(
@@ -92,17 +97,10 @@ EXPERIMENT = build_experiment(
             for case, row in {**_TABLE_3, **_TABLE_A4}.items()
             for better, other in _PAIRS
         ),
-        *_places(),
+        *_build_placement_claims(),
     ),
     reduced={"cases": ["ResNet-50"], "image_size": 64, "epochs": 5},
-    smoke={
-        "cases": ["ResNet-50"],
-        "image_size": 16,
-        "epochs": 1,
-        "batch_size": 8,
-        "workers": 0,
-        "nets": {"resnet50": "resnet18"},
-    },
+    smoke={"cases": ["ResNet-50"], **SMOKE},
     paper="GW",
     where="tables 2, 3 and A4",
     title="Residual nets on ImageNet, by placement",

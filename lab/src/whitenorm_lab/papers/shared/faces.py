@@ -29,9 +29,9 @@ from whitenorm_lab.claims.plots import spread_line
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit, make_step
+from whitenorm_lab.nets.layers import init_lecun_
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.nets.nnn import NaturalNetwork
-from whitenorm_lab.nets.parts import lecun_
 from whitenorm_lab.timing import interleaved
 
 METHODS = ("plain", "NNN", "LN", "BN", "DBN")
@@ -115,7 +115,7 @@ def build_network(
     }
     norm = norms.get(settings["method"], lambda width: nn.Identity())
     layers = mlp(classes, SHAPE, hidden=settings["hidden"], norm=norm)
-    lecun_(layers)
+    init_lecun_(layers)
     if damping is None or interval is None:
         return layers
     return NaturalNetwork(layers, images, damping=damping, interval=interval, samples=settings["samples"])

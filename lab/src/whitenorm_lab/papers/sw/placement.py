@@ -1,9 +1,11 @@
-"""SW appendix B: which norms of a residual net Switchable Whitening takes the place of.
+"""SW appendix B: norms of a ResNet that Switchable Whitening replaces.
 
-Paper: on CIFAR after the 1st and every 4th convolution, in ResNet-20 {1, 4, 8, 12, 16}; in ResNet-50 for segmentation
-{1, 3, 6, …, 39}, 14 layers, the second of each bottleneck but not where blocks have 2048 channels; for ImageNet
-{1, 6, 12, …, 36}, 7 layers. The norms are numbered here in the order in which they work on an image, without shortcuts,
-and not as the recipes number them. Command: ``whitenorm-lab reproduce sw-placement``. Cost: seconds.
+Paper: on CIFAR, those after the 1st and every 4th convolution, in ResNet-20 {1, 4, 8, 12, 16}; in ResNet-50 for
+segmentation {1, 3, 6, …, 39}, 14 layers, the second norm of each bottleneck except in blocks of 2048 channels; for
+ImageNet {1, 6, 12, …, 36}, 7 layers. Here the norms are numbered in the order in which they run, without those of
+shortcuts, and not as the recipes number them.
+
+Cost: seconds. Command: ``whitenorm-lab reproduce sw-placement``.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
 
 import whitenorm
-from whitenorm.models.recipes import plan as changes
+from whitenorm.models.recipes import plan as plan_changes
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
@@ -25,7 +27,7 @@ from whitenorm_lab.nets import build
 
 
 class Case(NamedTuple):
-    """A net with a recipe, and the numbers that the paper prints."""
+    """A net and the numbers of its replaced norms in the paper."""
 
     title: str
     net: str
@@ -40,15 +42,15 @@ CASES = {
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """A run a recipe."""
+    """Return one setting per recipe."""
     return [{"recipe": recipe} for recipe in CASES]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """All norms in working order, those that the recipe chooses, by number and by name, and their channels."""
+    """Return the number of norms, and the number, name and channels of each norm that the recipe replaces."""
     net = build(CASES[settings["recipe"]].net, 10)
-    chosen = {change.name for change in changes(net, whitenorm.SwitchableWhitening, settings["recipe"])}
-    order = working_order(net)
+    chosen = {change.name for change in plan_changes(net, whitenorm.SwitchableWhitening, settings["recipe"])}
+    order = list_norms_in_order(net)
     numbers = [number for number, name in enumerate(order, 1) if name in chosen]
     return {
         "norms": len(order),
@@ -59,15 +61,12 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     }
 
 
-def working_order(net: nn.Module) -> list[str]:
-    """The names of the BatchNorms in the order in which an image passes them, those of shortcuts left out."""
+def list_norms_in_order(net: nn.Module) -> list[str]:
+    """Return the names of the BatchNorms in the order in which they run, without those of shortcuts."""
     order: list[str] = []
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, inputs: order.append(name)
-
     hooks = [
-        module.register_forward_pre_hook(note(name))
+        module.register_forward_pre_hook(lambda module, inputs, name=name: order.append(name))
         for name, module in net.named_modules()
         if isinstance(module, nn.BatchNorm2d) and "downsample" not in name
     ]
@@ -78,7 +77,7 @@ def working_order(net: nn.Module) -> list[str]:
     return order
 
 
-def _as_printed(recipe: str) -> Any:
+def _judge_numbers(recipe: str) -> Callable[[Results], Evidence]:
     def judge(results: Results) -> Evidence:
         values = results.values("numbers", recipe=recipe)
         holds = all(numbers == CASES[recipe].printed for numbers in values)
@@ -88,26 +87,26 @@ def _as_printed(recipe: str) -> Any:
     return judge
 
 
-def _second_of_bottleneck(results: Results) -> Evidence:
+def _judge_second_norms(results: Results) -> Evidence:
     names = [name for recipe in ("sw-7", "sw-14") for name in results.values("names", recipe=recipe)[0][1:]]
     second = sum(name.endswith(".bn2") for name in names)
     return exactly(second == len(names), f"{second} of {len(names)} after the first")
 
 
-def _no_widest_blocks(results: Results) -> Evidence:
+def _judge_widest_blocks(results: Results) -> Evidence:
     names = [name for recipe in ("sw-7", "sw-14") for name in results.values("names", recipe=recipe)[0]]
     inside = [name for name in names if name.startswith("layer4")]
     return exactly(not inside, f"{len(inside)} of {len(names)} in blocks of 2048 channels")
 
 
 def draw(results: Results) -> Figure:
-    """A row a net: its norms by number, those chosen filled."""
+    """Draw the norms of each net by number, with those that are replaced in color."""
     recipes = results.levels("recipe")
     figure, axes = plt.subplots(figsize=(12, 0.9 + 0.7 * len(recipes)), layout="constrained")
     for row, recipe in enumerate(recipes):
-        one = results.where(recipe=recipe)[0].values
-        for number in range(1, one["norms"] + 1):
-            chosen = number in one["numbers"]
+        values = results.where(recipe=recipe)[0].values
+        for number in range(1, values["norms"] + 1):
+            chosen = number in values["numbers"]
             axes.plot(number, row, "s", markersize=12, color="tab:blue" if chosen else "whitesmoke", mec="grey")
             axes.annotate(
                 str(number), (number, row), ha="center", va="center", fontsize=6, color="white" if chosen else "grey"
@@ -129,11 +128,11 @@ EXPERIMENT = Experiment(
     cost="5 s",
     claims=(
         *(
-            Claim(f"Layers of {case.title}", ", ".join(map(str, case.printed)), _as_printed(recipe), exact=True)
+            Claim(f"Layers of {case.title}", ", ".join(map(str, case.printed)), _judge_numbers(recipe), exact=True)
             for recipe, case in CASES.items()
         ),
-        Claim("In ResNet-50, the second norm of a bottleneck", "all but the 1st", _second_of_bottleneck, exact=True),
-        Claim("None in the blocks with 2048 channels", "none", _no_widest_blocks, exact=True),
+        Claim("In ResNet-50, the second norm of a bottleneck", "all but the 1st", _judge_second_norms, exact=True),
+        Claim("None in the blocks with 2048 channels", "none", _judge_widest_blocks, exact=True),
     ),
     scales={"smoke": {}, "default": {}, "paper": {}},
     seeds={"smoke": 1, "default": 3, "paper": 3},

@@ -1,19 +1,20 @@
-"""SW figure 1: images painted in the style of another by a net with BN, IN, IW or SW at every norm.
+"""SW figure 1: style transfer by networks with BN, IN, IW or SW at every norm.
 
-Paper: pictures alone; those of BN are worse than the others', those of SW about as good as IW's. Neither set-up nor
-numbers are given. Here the net and the losses are those of Johnson et al., 2016 (``whitenorm-lab train style``), and
-what
-is judged is the loss on held-out images, the mean over the styles, after training. Two norms count as comparable where
-their losses differ by less than 5 % of IW's, a margin set before the judged runs: in the pilot an epoch around the
-middle of training changed the loss by 1 to 7 %. At paper scale that recipe in full: 40,000 steps of four 256² crops of
-COCO, and the features of VGG-16, whose weights are then to be ROOT/vgg16-397923af.pth. At the default scale 288 steps
-of four 96² crops of COCO128, a net of half the width with 3 blocks, and the features of EfficientNet-Lite0. Layers,
-weights, sizes and rates were chosen by a pilot with seed 100, which is not among those judged, of IN in the one style
-and SW, by Newton, in the other; BN and IW were not in it. Tests are with running statistics: in the first style,
-with seed 100, those taken anew from the training images changed BN's loss from 1.730 to 1.735 and SW's, 1.150, by
-less than 0.001.
-Command: ``whitenorm-lab reproduce sw-style --data ROOT``, with ROOT/coco128/images, ROOT/style/style/NAME.jpg and, to
-test on, ROOT/style/content.
+Paper: pictures only; those of BN are worse than the others', and those of SW about as good as IW's. Neither set-up nor
+numbers are given. Here the network and the losses are those of Johnson et al., 2016 (``whitenorm-lab train style``),
+and the claims are judged by the loss on held-out images after training, averaged over the styles. Two norms count as
+comparable if their losses differ by less than 5 % of IW's; this margin was set before the judged runs, because in the
+pilot an epoch around the middle of training changed the loss by 1 to 7 %.
+
+Paper scale: the full recipe of Johnson et al., 40,000 steps of four 256² crops of COCO and the features of VGG-16, with
+its weights in ROOT/vgg16-397923af.pth. Default scale: 288 steps of four 96² crops of COCO128, a network of half the
+width with 3 blocks, and the features of EfficientNet-Lite0. Layers, weights, sizes and learning rates were chosen by a
+pilot with seed 100, which is not judged, of IN in one style and SW, by Newton's iteration, in the other; BN and IW were
+not in it. Tests use the running statistics: in the first style, with seed 100, recomputing them from the training
+images changed BN's loss from 1.730 to 1.735 and SW's, 1.150, by less than 0.001.
+
+Cost: 45 minutes. Command: ``whitenorm-lab reproduce sw-style --data ROOT``, with ROOT/coco128/images,
+ROOT/style/style/NAME.jpg and, for the tests, ROOT/style/content.
 """
 
 from __future__ import annotations
@@ -34,87 +35,76 @@ from whitenorm_lab.claims.evidence import Evidence, alike, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import finish, spread_line
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.data import ROOT_VARIABLE, root_folder
+from whitenorm_lab.papers.shared.training_runs import context_fields, fit_or_diverge, require_data_root
 from whitenorm_lab.tasks.style.config import Style, SwStyle
-from whitenorm_lab.training import DivergenceError, TrainingResult
+from whitenorm_lab.training import TrainingResult
 
-# By ZCA, as SW's text has it.
+# ZCA, as in SW's text.
 _NORMS: dict[str, Settings] = {
     "BN": {"norm": "bn"},
     "IN": {"norm": "in"},
     "IW": {"norm": "iw", "solver": "zca"},
     "SW": {"norm": "sw", "solver": "zca"},
 }
-_CURVES = ("train_loss", "test_loss", "test_content", "test_style")
+_LOSSES = ("train_loss", "test_loss", "test_content", "test_style")
 _CONTENT, _STYLES = "style/content", "style/style"
-# Of IW's loss.
+# Largest difference of comparable losses, relative to IW's.
 _MARGIN = 0.05
-# Of the pictures that are kept with the results: small, and good enough to look at.
+# JPEG quality of the pictures in the results: small files that are good enough to look at.
 _QUALITY = 75
 
 
 def plan(scale: Settings) -> list[Settings]:
-    """Every style with every norm."""
-    rest = {name: value for name, value in scale.items() if name != "styles"}
+    """Return one setting per style and norm."""
+    options = {name: value for name, value in scale.items() if name != "styles"}
     return [
-        {"style": style, "variant": name, **options, **rest}
+        {"style": style, "variant": name, **norm, **options}
         for style in scale["styles"]
-        for name, options in _NORMS.items()
+        for name, norm in _NORMS.items()
     ]
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """Losses by epoch, and of the first seed pictures."""
-    # Lightning takes seconds to import, which a list of experiments need not wait for.
-    from lightning.pytorch.callbacks import LambdaCallback
+    """Train a network; return its losses per epoch, which are infinite after divergence, and pictures with seed 0.
 
-    from whitenorm_lab.training.run import fit
-
-    config = _config(settings, context)
-    watch = LambdaCallback(
-        on_train_batch_end=lambda trainer, module, *rest: context.progress(trainer.global_step / module.total_steps)
-    )
-    first = context.seed == 0
-    values = {"originals": _originals(config, settings)} if first and settings["variant"] == "BN" else {}
-    try:
-        outcome = fit(config, callbacks=[watch])
-    except DivergenceError as error:
-        return {**values, **_curves(error.result, config.epochs)}
-    return {**values, **_curves(outcome, config.epochs), **({"painted": _painted(config, settings)} if first else {})}
+    The style and the content images are stored once, with BN, as they are the same for all norms.
+    """
+    config = _build_config(settings, context)
+    values = {}
+    if context.seed == 0 and settings["variant"] == "BN":
+        values["originals"] = _encode_originals(config, settings)
+    result, has_diverged = fit_or_diverge(config, context)
+    values |= _collect_losses(result, config.epochs)
+    if context.seed == 0 and not has_diverged:
+        values["painted"] = _stylize_contents(config, settings)
+    return values
 
 
-def _config(settings: Settings, context: Context) -> Style:
-    """Folders and files are below the data root."""
-    root = root_folder(context.data_root)
-    if root is None:
-        raise OSError(
-            f"sw-style needs a data root with {settings['dataset']}, {_CONTENT} and {_STYLES}: pass --data or set "
-            f"${ROOT_VARIABLE}"
-        )
+def _build_config(settings: Settings, context: Context) -> Style:
+    root = require_data_root(context, f"{settings['dataset']}, {_CONTENT} and {_STYLES}")
     fields = {name: value for name, value in settings.items() if name not in ("variant", "shown")}
     fields["style"] = root / _STYLES / f"{settings['style']}.jpg"
     fields["dataset"], fields["test"] = (f"folder:{root / name}" for name in (settings["dataset"], _CONTENT))
     fields["vgg"] = root / settings["vgg"] if "vgg" in settings else None
-    return Style(**fields, seed=context.seed, folder=context.folder, recalibrate=0, quiet=True)
+    return Style(**fields, **context_fields(context), recalibrate=0)
 
 
-def _curves(outcome: TrainingResult, epochs: int) -> dict[str, Any]:
-    """By epoch; those of a run that diverged are infinite from there on."""
-    rest = [float("inf")] * (epochs - len(outcome.epochs))
-    return {name: [epoch.score(name) for epoch in outcome.epochs] + rest for name in _CURVES}
+def _collect_losses(result: TrainingResult, num_epochs: int) -> dict[str, Any]:
+    missing = [float("inf")] * (num_epochs - len(result.epochs))
+    return {name: [epoch.score(name) for epoch in result.epochs] + missing for name in _LOSSES}
 
 
-def _originals(config: Style, settings: Settings) -> list[str]:
-    """The style, and the images that are shown: with the results once, as all norms have the same."""
+def _encode_originals(config: Style, settings: Settings) -> list[str]:
+    """Return the style and the content images as JPEGs in base64."""
     from whitenorm_lab.tasks.style.images import SquareCrops, to_pil
 
     assert config.style is not None
     style = SquareCrops([config.style], config.image_size, config.image_size, random=False)[0]
-    return [_packed(to_pil(one)) for one in (style, *_contents(config, settings))]
+    return [_encode(to_pil(image)) for image in (style, *_read_contents(config, settings))]
 
 
-def _painted(config: Style, settings: Settings) -> list[str]:
-    """What the trained net makes of the images that are shown."""
+def _stylize_contents(config: Style, settings: Settings) -> list[str]:
+    """Return the content images in the style of the trained network, as JPEGs in base64."""
     import torch
 
     from whitenorm_lab.tasks.style.images import to_pil
@@ -123,87 +113,82 @@ def _painted(config: Style, settings: Settings) -> list[str]:
     assert config.folder is not None
     net = load(config.folder)
     with torch.no_grad():
-        return [_packed(to_pil(net(image[None] / 255)[0])) for image in _contents(config, settings)]
+        return [_encode(to_pil(net(image[None] / 255)[0])) for image in _read_contents(config, settings)]
 
 
-def _contents(config: Style, settings: Settings) -> list[Tensor]:
-    """Some test images, as the tests see them."""
+def _read_contents(config: Style, settings: Settings) -> list[Tensor]:
+    """Read the test images that are shown, cropped as in the tests."""
     from whitenorm_lab.tasks.style.images import SquareCrops, list_images
 
     assert config.test is not None
     paths = list_images(config.test, None)
-    # Spread over all there are.
+    # At equal distances in the list of files.
     paths = paths[:: max(1, len(paths) // settings["shown"])][: settings["shown"]]
     squares = SquareCrops(paths, config.image_size, config.image_size, random=False)
     return [squares[i] for i in range(len(squares))]
 
 
-def _packed(picture: Any) -> str:
+def _encode(picture: Any) -> str:
     from whitenorm_lab.tasks.style.images import encode_image
 
     return base64.b64encode(encode_image(picture, "JPEG", quality=_QUALITY)).decode()
 
 
-def _unpacked(picture: str) -> np.ndarray:
+def _decode(picture: str) -> np.ndarray:
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture))))
 
 
-def losses(results: Results, variant: str) -> list[float]:
-    """The last test loss of a norm, a seed: the mean over the styles."""
-    found = [results.values("test_loss", variant=variant, style=style) for style in results.levels("style")]
-    return [sum(curve[-1] for curve in curves) / len(curves) for curves in zip(*found, strict=True)]
+def _mean_losses(results: Results, variant: str) -> list[float]:
+    """Return a norm's final test loss for each seed, averaged over the styles."""
+    by_style = [results.values("test_loss", variant=variant, style=style) for style in results.levels("style")]
+    return [sum(curve[-1] for curve in curves) / len(curves) for curves in zip(*by_style, strict=True)]
 
 
-def _below_bn(variant: str) -> Callable[[Results], Evidence]:
-    return lambda results: lower(losses(results, variant), losses(results, "BN"), (variant, "BN"))
+def _judge_below_bn(variant: str) -> Callable[[Results], Evidence]:
+    return lambda results: lower(_mean_losses(results, variant), _mean_losses(results, "BN"), (variant, "BN"))
 
 
-def _comparable(results: Results) -> Evidence:
-    switched, instance = losses(results, "SW"), losses(results, "IW")
-    return alike(switched, instance, ("SW", "IW"), _MARGIN * sum(instance) / len(instance))
+def _judge_comparable(results: Results) -> Evidence:
+    sw, iw = _mean_losses(results, "SW"), _mean_losses(results, "IW")
+    return alike(sw, iw, ("SW", "IW"), _MARGIN * sum(iw) / len(iw))
 
 
 def draw(results: Results) -> Figure:
-    """For each style: what it is, losses by epoch, and content images beside what each norm's net makes of them."""
+    """Draw, for each style, the style image, the losses by epoch, and the content images with each norm's output."""
     styles, shown = results.levels("style"), results[0].settings["shown"]
     rows, columns = shown * len(styles), len(_NORMS) + 2
     figure = plt.figure(figsize=(1.65 * columns, 1.65 * rows + 0.5 * len(styles)), layout="constrained")
     grid = figure.add_gridspec(rows, columns)
-    for block, style in enumerate(styles):
-        found, top = results.where(style=style), block * shown
-        original, *contents = next(run.values["originals"] for run in found if "originals" in run.values)
-        _show(figure.add_subplot(grid[top, 0]), original, style.replace("_", " "))
+    for i, style in enumerate(styles):
+        runs, top = results.where(style=style), i * shown
+        style_image, *contents = next(run.values["originals"] for run in runs if "originals" in run.values)
+        _show(figure.add_subplot(grid[top, 0]), style_image, style.replace("_", " "))
         if shown > 1:
-            _draw_losses(figure.add_subplot(grid[top + 1 : top + shown, 0]), found)
+            _draw_losses(figure.add_subplot(grid[top + 1 : top + shown, 0]), runs)
         for column, name in enumerate(("content", *_NORMS), 1):
-            pictures = contents if name == "content" else _first(found, name)
-            title = name if name == "content" else f"{name}: loss {_mean(found, name):.3f}"
+            pictures = contents if name == "content" else _find_pictures(runs, name)
+            title = name if name == "content" else f"{name}: loss {np.mean(_mean_losses(runs, name)):.3f}"
             for row, picture in enumerate(pictures):
                 _show(figure.add_subplot(grid[top + row, column]), picture, "" if row else title)
     return figure
 
 
-def _first(found: Results, variant: str) -> list[str]:
-    """The first seed's pictures; none where it diverged."""
-    return next((run.values["painted"] for run in found.where(variant=variant) if "painted" in run.values), [])
-
-
-def _mean(found: Results, variant: str) -> float:
-    last = [curve[-1] for curve in found.values("test_loss", variant=variant)]
-    return sum(last) / len(last)
+def _find_pictures(runs: Results, variant: str) -> list[str]:
+    """Return the pictures of seed 0; none if its loss diverged."""
+    return next((run.values["painted"] for run in runs.where(variant=variant) if "painted" in run.values), [])
 
 
 def _show(axes: Axes, picture: str, title: str) -> None:
-    axes.imshow(_unpacked(picture))
+    axes.imshow(_decode(picture))
     axes.set_title(title, fontsize=9)
     axes.axis("off")
 
 
-def _draw_losses(axes: Axes, found: Results) -> None:
+def _draw_losses(axes: Axes, runs: Results) -> None:
     for name in _NORMS:
-        curves = found.values("test_loss", variant=name)
+        curves = runs.values("test_loss", variant=name)
         spread_line(axes, range(1, len(curves[0]) + 1), curves, name)
     axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -224,8 +209,8 @@ EXPERIMENT = Experiment(
     title="Image style transfer",
     cost="45 min",
     claims=(
-        *(Claim(f"{name} has a lower loss than BN", _PICTURES, _below_bn(name)) for name in ("IN", "IW", "SW")),
-        Claim("SW has a loss comparable with IW's", _PICTURES, _comparable),
+        *(Claim(f"{name} has a lower loss than BN", _PICTURES, _judge_below_bn(name)) for name in ("IN", "IW", "SW")),
+        Claim("SW has a loss comparable with IW's", _PICTURES, _judge_comparable),
     ),
     scales={
         "smoke": {

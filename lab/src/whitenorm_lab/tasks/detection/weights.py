@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whitenorm_lab.nets.pretrained import file_weights
+from whitenorm_lab.nets.pretrained import read_weights
 from whitenorm_lab.training import loading
 from whitenorm_lab.training.folder import RunFolder
 
@@ -19,7 +19,7 @@ _MAX_DIFFERENCES = 4
 
 def load_classifier(path: Path) -> dict[str, Tensor]:
     """Return the state dict of a file, or of the folder of a ``whitenorm-lab train`` run."""
-    return loading.load_weights(RunFolder(path)) if path.is_dir() else file_weights(path)
+    return loading.load_weights(RunFolder(path)) if path.is_dir() else read_weights(path)
 
 
 def list_differences(net: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

@@ -76,7 +76,7 @@ def _build_resnet(name: str, stride: int) -> Backbone:
 
 
 def _build_timm(name: str, stride: int, width: int | None) -> Backbone:
-    timm = pretrained.needed("timm", f"{_TIMM}{name}")
+    timm = pretrained.import_package("timm", f"{_TIMM}{name}")
     if not timm.is_model(name):
         raise ValueError(f"expected a model of timm (got {name!r}){suggest(name, timm.list_models())}")
     options: dict[str, Any] = {} if width is None else {"channels": tuple(width * part for part in _WIDTHS)}
@@ -101,6 +101,6 @@ def load_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]
     """
     config = None
     if name.startswith(_TIMM):
-        timm = pretrained.needed("timm", name)
+        timm = pretrained.import_package("timm", name)
         config = timm.get_pretrained_cfg(name.removeprefix(_TIMM))
     return (IMAGENET_MEAN, IMAGENET_STD) if config is None else (config.mean, config.std)

@@ -137,15 +137,15 @@ def build_segmenter(
     model = Segmenter(backbone, HEADS[head](last, classes), build_fcn_head(previous, classes) if auxiliary else None)
     has_same_norms = weights is not None and _has_other_norms(weights, model.backbone)
     if weights is not None and not has_same_norms:
-        pretrained.with_weights_(model.backbone, name, weights)
+        pretrained.load_weights_(model.backbone, name, weights)
     if norm != "bn" or where != "all" or norm_options:
         place_(model, norm, where, **(norm_options or {}))
     if weights is not None and has_same_norms:
-        pretrained.with_weights_(model.backbone, name, weights)
+        pretrained.load_weights_(model.backbone, name, weights)
     return model
 
 
 def _has_other_norms(weights: str, backbone: nn.Module) -> bool:
     """Return whether a file lacks the running variance of one of a backbone's BatchNorms."""
     variances = {name for name in backbone.state_dict() if name.endswith("running_var")}
-    return weights != pretrained.IMAGENET and not variances <= set(pretrained.file_weights(Path(weights)))
+    return weights != pretrained.IMAGENET and not variances <= set(pretrained.read_weights(Path(weights)))

@@ -93,8 +93,8 @@ def _load_vgg16(path: Path) -> Features:
     # On the meta device, to create neither the classifier nor random weights.
     with torch.device("meta"):
         layers = vgg16(weights=None, init_weights=False).features
-    weights = {name.removeprefix("features."): value for name, value in pretrained.file_weights(path).items()}
-    pretrained.load_(layers.to_empty(device="cpu"), weights, str(path))
+    weights = {name.removeprefix("features."): value for name, value in pretrained.read_weights(path).items()}
+    pretrained.load_tensors_(layers.to_empty(device="cpu"), weights, str(path))
     for layer in layers:
         if isinstance(layer, nn.ReLU):
             # An in-place ReLU would overwrite a map that the losses use.
