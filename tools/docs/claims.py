@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from whitenorm_lab.claims.claims import plain
+from whitenorm_lab.claims.markdown_page import escape_markdown
 from whitenorm_lab.claims.outcomes import PAPERS, Outcome, gather
 from whitenorm_lab.claims.site import STYLES, PaperParts, data_file, figure_file, page_file, paper_parts
 from whitenorm_lab.papers import EXPERIMENTS
@@ -116,9 +116,9 @@ def _page(paper: str, outcomes: list[Outcome], page: File, addresses: dict[str, 
     def block(html: str) -> str:
         return f'<div class="papers">{_ADDRESS.sub(moved, html)}</div>'
 
-    text = [f"# {plain(parts.title)}", block(parts.lead)]
+    text = [f"# {escape_markdown(parts.title)}", block(parts.lead)]
     for name, title, html in parts.sections:
-        text += [f"## {plain(title)} {{#{name}}}", block(html)]
+        text += [f"## {escape_markdown(title)} {{#{name}}}", block(html)]
     return "\n\n".join(text)
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from whitenorm_lab.claims import plots
 from whitenorm_lab.claims.evidence import every, exactly, lower
 from whitenorm_lab.claims.experiment import Claim, Experiment
-from whitenorm_lab.claims.progress import shown
+from whitenorm_lab.claims.progress import show_progress
 from whitenorm_lab.claims.results import Results, Run, Store
 from whitenorm_lab.claims.runner import judge_again, reproduce
 from whitenorm_lab.cli import main
@@ -79,7 +79,7 @@ def experiment():
         plan=lambda scale: [{"size": size} for size in scale["sizes"]],
         run=run,
         draw=draw,
-        fewest_seeds=3,
+        min_seeds=3,
     )
     return made, calls
 
@@ -132,7 +132,7 @@ def test_an_interrupted_call_goes_on(experiment, tmp_path):
         file.write('{"settings": {"size": 2}, "se')
     del calls[:]
     seen = []
-    content = reproduce(made, tmp_path, watch=lambda done, total, share, run: seen.append((done, total)))
+    content = reproduce(made, tmp_path, on_progress=lambda done, total, share, run: seen.append((done, total)))
     assert calls == [(2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
     assert [(run.settings["size"], run.seed) for run in content["runs"]] == [
         (s, i) for s in (1, 2, 3) for i in range(3)
@@ -178,7 +178,7 @@ def test_seeds_of_the_same_settings_are_made_at_once(experiment, tmp_path):
         return [made.run(settings, context) for context in contexts]
 
     watch = lambda done, total, share, run: seen.append((done + share, total))  # noqa: E731
-    content = reproduce(dataclasses.replace(made, run_seeds=run_seeds), tmp_path, watch=watch)
+    content = reproduce(dataclasses.replace(made, run_seeds=run_seeds), tmp_path, on_progress=watch)
     assert together == [(1, [0, 2]), (2, [0, 1, 2]), (3, [0, 1, 2])]
     assert [(run.key(), run.values) for run in content["runs"]] == [(run.key(), run.values) for run in alone["runs"]]
     assert content["runs"][3].seconds == content["runs"][4].seconds > 0
@@ -256,7 +256,7 @@ def test_a_table_on_a_terminal():
 def test_without_a_terminal_a_line_now_and_then():
     """So that a log tells how far a run of hours is; one that was interrupted counts with what it took."""
     now, out = [0.0], io.StringIO()
-    with shown("dbn-vgg", Console(file=out, width=20), clock=lambda: now[0]) as watch:
+    with show_progress("dbn-vgg", Console(file=out, width=20), clock=lambda: now[0]) as watch:
         watch(1, 4, 0.0, Run({}, 0, {}, 100.0))
         assert out.getvalue() == ""
         now[0] = 40.0
@@ -268,7 +268,7 @@ def test_without_a_terminal_a_line_now_and_then():
 
 def test_on_a_terminal_a_bar():
     out = io.StringIO()
-    with shown("dbn-vgg", Console(file=out, force_terminal=True, width=100)) as watch:
+    with show_progress("dbn-vgg", Console(file=out, force_terminal=True, width=100)) as watch:
         watch(1, 4, 0.0, Run({}, 0, {}, 100.0))
     assert "1/4 runs" in out.getvalue()
     assert "left 0:05:00" in out.getvalue()
@@ -283,10 +283,10 @@ def test_damaged_results_are_seen(tmp_path):
     store = Store(tmp_path, "mine", "default")
     run = Run({"lr": 0.5}, 0, {"loss": 1.25, "curve": [1.0, math.inf]}, 2.0)
     store.add(run)
-    assert store.done() == [run]
+    assert store.read_partial() == [run]
     partial = tmp_path / "mine" / "default.partial.jsonl"
     partial.write_bytes(partial.read_bytes().replace(b"1.25", b"1.35") + b"\xff\n[1]\n" + NESTED + b"\n")
-    assert store.done() == []
+    assert store.read_partial() == []
     names = ("experiment", "title", "scale", "parameters", "finished", "machine", "claims")
     store.write({**dict.fromkeys(names, "x"), "seconds": 1.0}, [run])
     assert store.read()["runs"] == [run]
@@ -307,7 +307,7 @@ def test_damaged_results_are_seen(tmp_path):
 def test_large_pictures_are_saved_in_fewer_colours(tmp_path, photograph, mode):
     figure, axes = plt.subplots(figsize=(6, 6))
     axes.imshow(torch.rand(600, 600, 3) if photograph else torch.eye(8))
-    plots.save(figure, tmp_path / "picture.png")
+    plots.save_figure(figure, tmp_path / "picture.png")
     plt.close(figure)
     with Image.open(tmp_path / "picture.png") as picture:
         assert (picture.size, picture.mode) == ((960, 960), mode)

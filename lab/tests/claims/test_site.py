@@ -7,12 +7,21 @@ from html import unescape
 
 import pytest
 
-from lab.tests.helpers.stored import HOSTILE, LONG, MACHINE, SHORT, Page, markdown, store_results, store_several
+from lab.tests.helpers.stored import (
+    HOSTILE,
+    LONG,
+    MACHINE,
+    SHORT,
+    Page,
+    format_claims_page,
+    store_results,
+    store_several,
+)
 from tests.helpers.browser import look
-from whitenorm_lab.claims import claims, command, outcomes
+from whitenorm_lab.claims import command, markdown_page, outcomes
 from whitenorm_lab.claims.outcomes import PAPERS, commit, gather, hardware, summary
 from whitenorm_lab.claims.results import Store
-from whitenorm_lab.claims.rules import FIRST, SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM, WELCH
 from whitenorm_lab.claims.site import files, index, write_site
 from whitenorm_lab.cli import main
 from whitenorm_lab.papers import EXPERIMENTS
@@ -62,7 +71,7 @@ def test_what_was_not_run_is_listed(results, tmp_path):
     # Its claims are there all the same.
     for claim in EXPERIMENTS["dbn-axis-swap"].claims:
         assert f"{claim.text}{claim.paper}–– not run" in page.text
-    assert f"| 0 | 0 | 0 | {asked} | not run |" in markdown(gathered)
+    assert f"| 0 | 0 | 0 | {asked} | not run |" in format_claims_page(gathered)
 
 
 def test_paper_page_has_claims_with_verdicts(site):
@@ -186,7 +195,7 @@ def test_the_reason_of_a_claim_that_does_not_hold(tmp_path):
         gathered = gather(tmp_path, "default")
         write_site(gathered, "default", tmp_path / "site")
         pages = [Page(tmp_path / "site" / name).text for name in ("index.html", "gw.html")]
-        table = unescape(markdown(gathered)).replace("\\", "")
+        table = unescape(format_claims_page(gathered)).replace("\\", "")
         assert [known.otherwise in text for text in (*pages, table)] == [shown] * 3
 
 
@@ -207,7 +216,7 @@ def test_claims_of_several_parts_are_lists(several):
         assert "DBN 3 ± 0.5, LN 2 ± 0.5 ✗ not held the other way, p = 0.02" in lines
         assert "; DBN" not in lines
     assert "DBN 1 ± 0.1, BN 2 ± 0.1 DBN 3 ± 0.1, LN 4 ± 0.1" in Page(site / "gw.html").text.replace("\u00a0", " ")
-    table = markdown(gathered)
+    table = format_claims_page(gathered)
     assert "\n        - DBN 1.5 ± 0.5, BN 2 ± 0.5 (held, p = 0.01)\n        - DBN 3 ± 0.5" in table
     assert "Here: 1 of 2 parts not held.\n" in table
 
@@ -220,7 +229,7 @@ def test_what_a_run_is_short_of_stands_with_its_claims(several):
     # With every claim but the exact one.
     assert page.text.count("smaller run") == 3
     assert SHORT in Page(site / "index.html").text
-    assert f"- `gw-constraints`: {SHORT}" in markdown(gathered)
+    assert f"- `gw-constraints`: {SHORT}" in format_claims_page(gathered)
 
 
 @pytest.mark.parametrize("change", ["parameters", "seeds"])
@@ -254,22 +263,22 @@ def test_bars_of_our_own_are_apart(several):
     text = Page(site / "index.html").text
     assert "gw-constraintsBars of our own: 1 not held." in text
     assert f" in {len(EXPERIMENTS)} experiments: 1 held, 3 not held, 0 not decided, " in text
-    assert "    - Bar of our own: **bar.**" in markdown(gathered)
+    assert "    - Bar of our own: **bar.**" in format_claims_page(gathered)
 
 
 def test_the_rule_of_each_entry_is_said(several):
     gathered, site = several
-    assert SECOND.words in Page(site / "gw.html").text
-    assert FIRST.words in Page(site / "dbn.html").text
+    assert PAIRED_HOLM.words in Page(site / "gw.html").text
+    assert WELCH.words in Page(site / "dbn.html").text
     text = Page(site / "index.html").text
-    assert f"1 experiment judged by {SECOND.words}: gw-constraints." in text
-    assert f"1 experiment judged by {FIRST.words}: dbn-axis-swap." in text
-    assert f"Judged by {FIRST.words}: `dbn-axis-swap`." in markdown(gathered)
+    assert f"1 experiment judged by {PAIRED_HOLM.words}: gw-constraints." in text
+    assert f"1 experiment judged by {WELCH.words}: dbn-axis-swap." in text
+    assert f"Judged by {WELCH.words}: `dbn-axis-swap`." in format_claims_page(gathered)
 
 
 def test_what_is_not_built_is_listed(several, monkeypatch, tmp_path):
     missing = (NotBuilt("GW", "table 9", "A <net>", "its data & code are gone"),)
-    for module in (outcomes, index, claims, command):
+    for module in (outcomes, index, markdown_page, command):
         monkeypatch.setattr(module, "NOT_BUILT", missing)
     gathered, site = several
     write_site(gathered, "default", site)
@@ -280,8 +289,10 @@ def test_what_is_not_built_is_listed(several, monkeypatch, tmp_path):
     assert "not-built" in page.places
     assert "A <net>GW table 9its data & code are gone" in page.text
     assert "not-built" not in Page(site / "dbn.html").places
-    assert "| A &lt;net&gt; (its data & code are gone) | – | – | – | – | not built |" in markdown(gathered)
-    assert any("not built: its data" in cell for cell in command.table(tmp_path / "results").columns[3].cells)
+    assert "| A &lt;net&gt; (its data & code are gone) | – | – | – | – | not built |" in format_claims_page(gathered)
+    assert any(
+        "not built: its data" in cell for cell in command.build_experiment_table(tmp_path / "results").columns[3].cells
+    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])

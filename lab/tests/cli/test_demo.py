@@ -16,7 +16,7 @@ def test_demo_trains_every_norm_and_writes_its_files(tmp_path, capsys, monkeypat
     monkeypatch.setenv("COLUMNS", "20")
     assert main(["demo", "--epochs", "3", "--batch-size", "128", "--target", "0.5", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "norm\ttest accuracy\ttraining loss\tepochs to 50%\tms a step\tcondition number\n" in printed
+    assert "norm\ttest accuracy\ttraining loss\tepochs to 50%\tms per step\tcondition number\n" in printed
     content = json.loads((tmp_path / "results.json").read_text())
     assert [result["norm"] for result in content["results"]] == ["BN", "GN", "DBN", "IterNorm", "SW", "GW"]
     assert content["versions"]["torch"] == torch.__version__
@@ -43,14 +43,14 @@ def test_same_seed_same_numbers():
 
 
 def test_the_last_norm_is_where_the_demo_looks_for_it():
-    model = demo.net(nn.BatchNorm2d)
+    model = demo.build_net(nn.BatchNorm2d)
     norms = [i for i, module in enumerate(model) if isinstance(module, nn.BatchNorm2d)]
     assert norms[-1] == demo.LAST_NORM
 
 
 def test_condition_number_is_that_of_the_covariance():
     x = torch.randn(500, 3, 4, 4) * torch.tensor([1.0, 2.0, 10.0])[:, None, None]
-    assert demo.condition_number(nn.Identity(), x) == pytest.approx(100, rel=0.1)
+    assert demo.compute_condition_number(nn.Identity(), x) == pytest.approx(100, rel=0.1)
 
 
 def test_epochs_to_a_target():

@@ -1,4 +1,4 @@
-"""Results as if experiments had been run, and what a page made from them shows."""
+"""Stored results for tests, without running experiments, and a parser for the pages made from them."""
 
 import dataclasses
 from html.parser import HTMLParser
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from whitenorm_lab.claims import claims
+from whitenorm_lab.claims import markdown_page
 from whitenorm_lab.claims.outcomes import gather
 from whitenorm_lab.claims.results import Run, Store
-from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.papers import EXPERIMENTS
 
 HOSTILE = '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``'
@@ -23,8 +23,8 @@ PARTS = [
 
 
 def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
-    """Results as if an experiment had been run, with a picture of a size, and ``more`` in them."""
-    judged = [
+    """Store results of an experiment with a figure of a size; ``more`` replaces or adds entries."""
+    claims = [
         {"claim": f"{n} {text}", "paper": text, "ours": f"1 ± 0.5 {text}", "verdict": verdict, "why": "p = 0.01" * n}
         for n, verdict in enumerate(verdicts)
     ]
@@ -39,7 +39,7 @@ def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
         "finished": "2026-01-02T03:04:05+00:00",
         "seconds": 90.0,
         "machine": MACHINE,
-        "claims": judged,
+        "claims": claims,
         **more,
     }
     store = Store(folder, name, "default")
@@ -51,16 +51,16 @@ def store_results(folder, name, verdicts, size, text=HOSTILE, **more):
 
 
 def store_several(folder, monkeypatch):
-    """An entry with a claim of parts, one without, one that is exact and a bar of our own, at a reduced scale."""
-    known = EXPERIMENTS["gw-constraints"]
+    """Store results of an experiment at a reduced scale: a claim with parts, one without, an exact one, and a bar."""
+    original = EXPERIMENTS["gw-constraints"]
     exact, bar, plain = (
-        dataclasses.replace(known.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
+        dataclasses.replace(original.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
         for text in ("exact", "bar", "plain")
     )
-    entry = dataclasses.replace(known, claims=(exact, bar, plain), reduction=SHORT)
-    monkeypatch.setitem(EXPERIMENTS, known.id, entry)
+    experiment = dataclasses.replace(original, claims=(exact, bar, plain), reduction=SHORT)
+    monkeypatch.setitem(EXPERIMENTS, original.id, experiment)
     base = {"paper": "less", "verdict": "not held", "why": "p = 0.3"}
-    judged = [
+    claims = [
         {**base, "claim": "exact", "ours": "3 of 4"},
         {**base, "claim": "bar", "ours": "7.25 %"},
         {
@@ -71,19 +71,19 @@ def store_several(folder, monkeypatch):
         },
         {**base, "claim": "plain", "ours": "both", "why": "1 of 2 parts not held: p = 0.02", "parts": PARTS},
     ]
-    made = {"parameters": entry.scales["default"], "claims": judged, "rule": SECOND.name}
-    store_results(folder, known.id, [], (9, 3.6), text="", **made)
+    content = {"parameters": experiment.scales["default"], "claims": claims, "rule": PAIRED_HOLM.name}
+    store_results(folder, original.id, [], (9, 3.6), text="", **content)
     store_results(folder, "dbn-axis-swap", ["held"], (4, 3), text="")
     return gather(folder, "default")
 
 
-def markdown(gathered):
-    """The page of claims, as one in docs/."""
-    return claims.markdown(gathered, "default", Path("docs"))
+def format_claims_page(gathered):
+    """Format the claims page for docs/."""
+    return markdown_page.format_page(gathered, "default", Path("docs"))
 
 
 class Page(HTMLParser):
-    """Attributes of all elements by tag, and the text."""
+    """Attributes of all elements by tag, the text, and all ids."""
 
     def __init__(self, path):
         super().__init__()

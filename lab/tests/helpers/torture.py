@@ -1,7 +1,7 @@
-"""Training runs that are killed and damaged: they must end in the same bits as one that nothing stopped.
+"""Kill training runs and damage their files: when resumed, they must end in the same bits as an uninterrupted run.
 
-``make torture`` kills runs twenty times, when a seed says, half of them with a damaged file besides, and prints a
-tally. The tests use the same parts for a few chosen places.
+``make torture`` kills runs twenty times at random, damages a file of every second run, and prints a tally. The tests
+use the same functions to kill runs at a few chosen steps.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from torchvision.io import write_png
 from whitenorm_lab import data
 from whitenorm_lab.training import Train, fit
 
-# Three steps an epoch; everything that is random in all of them: order, crops, mixing, dropout.
+# Three steps per epoch, with every source of randomness: order, crops, mixup, dropout.
 PLAIN = {"net": "wrn-10-1", "norm": "dbn", "where": "l1", "dataset": "digits", "dropout": 0.3, "augment": True}
 PLAIN |= {"mixup": 0.4, "train_images": 100, "test_images": 61, "batch_size": 32, "epochs": 3, "checkpoint_steps": 1}
 FOLDER = {"net": "cnn-1", "norm": "iternorm", "image_size": 16, "augment": True, "mixup": 0.4, "epochs": 3}
@@ -43,12 +43,12 @@ CASES = {
     "folder, 2 workers": {**FOLDER, "workers": 2},
 }
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What takes seconds to import, once for all processes.
+# Import slow modules once for all processes.
 _CONTEXT.set_forkserver_preload(["whitenorm_lab.training.run", "whitenorm_lab.tasks.classification.imagefolder"])
 
 
 class Kill(Callback):
-    """Ends the process before a step."""
+    """Kill the process before a step."""
 
     def __init__(self, step):
         self.step = step
@@ -59,26 +59,26 @@ class Kill(Callback):
 
 
 def write_images(root):
-    """Images of digits, 48 to train and 17 to test, as PNG files in a folder a class."""
+    """Write images of digits as PNG files with one folder per class: 48 for training and 17 for testing."""
     digits = data.load("digits")
-    for name, split, number in (("train", digits.train, 48), ("val", digits.test, 17)):
-        for i in range(number):
+    for name, split, count in (("train", digits.train, 48), ("val", digits.test, 17)):
+        for i in range(count):
             path = root / name / str(int(split.labels[i]) % 3) / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_png(split.images[i].expand(3, 8, 8).contiguous(), str(path))
     return root
 
 
-def options_of(case, images, folder):
+def build_options(case, images, folder):
     options = {**CASES[case], "folder": folder, "progress": False}
     return options if "dataset" in options else {**options, "dataset": f"imagefolder:{images}"}
 
 
-def _train(options, step, after, said):
-    """In a process of its own: train, and be killed before a step or after so many seconds."""
+def _train(options, step, after, log):
+    """Train in this process, and kill it before a step or after some seconds; the output goes to a file."""
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
-    with open(said, "a") as file:
+    with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if after is not None:
@@ -86,7 +86,7 @@ def _train(options, step, after, said):
     try:
         fit(Train(**options), callbacks=[] if step is None else [Kill(step)])
     except (OSError, ValueError) as error:
-        # As the command has it.
+        # Like the command.
         print(f"whitenorm: {error}", flush=True)
         sys.exit(1)
     except BaseException:
@@ -96,33 +96,33 @@ def _train(options, step, after, said):
 
 
 def train(options, step=None, after=None):
-    """Train in a process of its own; returns its exit code and what it said."""
-    said = options["folder"].with_name(options["folder"].name + ".said")
-    said.unlink(missing_ok=True)
-    process = _CONTEXT.Process(target=_train, args=(options, step, after, str(said)))
+    """Train in a new process; return its exit code and its output."""
+    log = options["folder"].with_name(options["folder"].name + ".log")
+    log.unlink(missing_ok=True)
+    process = _CONTEXT.Process(target=_train, args=(options, step, after, str(log)))
     process.start()
     process.join(300)
-    return process.exitcode, said.read_text(errors="replace") if said.exists() else ""
+    return process.exitcode, log.read_text(errors="replace") if log.exists() else ""
 
 
-def numbers(folder):
-    """All that must be the same, which time is not."""
+def read_metrics(folder):
+    """Return the values of all epochs except times."""
     epochs = json.loads((folder / "outcome.json").read_text())["epochs"]
     return [{name: value for name, value in epoch.items() if "second" not in name} for epoch in epochs]
 
 
-def same(a, b):
-    """Whether two runs ended in the same numbers and the same weights."""
+def ended_equal(a, b):
+    """Return whether two runs ended with the same values and weights."""
     states = [torch.load(folder / "weights.pt", weights_only=True) for folder in (a, b)]
     return (
-        numbers(a) == numbers(b)
+        read_metrics(a) == read_metrics(b)
         and states[0].keys() == states[1].keys()
         and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     )
 
 
 def damage(folder, draw):
-    """Spoil a file of a run, or nothing where there is none; returns what was done."""
+    """Damage a random file of a run, if there is one; return what was done."""
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".ckpt", ".json", ".pt")]
     if not files:
         return "nothing"
@@ -136,20 +136,20 @@ def damage(folder, draw):
     return f"{path.suffix} {kind}"
 
 
-def trial(case, images, whole, seconds, folder, draw, spoil):
-    """Kill a run up to three times, spoil a file after the first, and let it end; returns how it ended."""
-    options, killed, done = options_of(case, images, folder), 0, "nothing"
+def run_trial(case, images, whole, seconds, folder, draw, has_damage):
+    """Kill a run up to three times, damage a file after the first if asked to, let it end, and return how it ended."""
+    options, killed, damaged = build_options(case, images, folder), 0, "nothing"
     for _ in range(draw.randint(1, 3)):
-        code, said = train(options, after=draw.uniform(0.1, seconds))
+        code, output = train(options, after=draw.uniform(0.1, seconds))
         killed += code == -signal.SIGKILL
-        if spoil and done == "nothing":
-            done = damage(folder, draw)
-    code, said = train(options)
-    if "Traceback" in said:
-        return killed, done, f"TRACEBACK\n{said}"
+        if has_damage and damaged == "nothing":
+            damaged = damage(folder, draw)
+    code, output = train(options)
+    if "Traceback" in output:
+        return killed, damaged, f"TRACEBACK\n{output}"
     if code != 0:
-        return killed, done, f"REFUSED {said.strip().splitlines()[-1]}"
-    return killed, done, "same" if same(folder, whole) else "OTHER NUMBERS"
+        return killed, damaged, f"REFUSED {output.strip().splitlines()[-1]}"
+    return killed, damaged, "same" if ended_equal(folder, whole) else "OTHER NUMBERS"
 
 
 def main():
@@ -157,22 +157,22 @@ def main():
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    draw, tally, kills, number = random.Random(options.seed), Counter(), 0, 0
+    draw, tally, kills, trials = random.Random(options.seed), Counter(), 0, 0
     root = Path(tempfile.mkdtemp(prefix="whitenorm-torture-"))
     images, wholes = write_images(root / "images"), {}
     while kills < options.kills:
-        case = list(CASES)[number % len(CASES)]
+        case = list(CASES)[trials % len(CASES)]
         if case not in wholes:
             start = time.monotonic()
-            code, said = train(options_of(case, images, root / f"whole {case}"))
-            assert code == 0, said
+            code, output = train(build_options(case, images, root / f"whole {case}"))
+            assert code == 0, output
             wholes[case] = root / f"whole {case}", time.monotonic() - start
-        killed, done, end = trial(case, images, *wholes[case], root / f"run {number}", draw, number % 2 == 1)
-        kills, number = kills + killed, number + 1
+        killed, damaged, end = run_trial(case, images, *wholes[case], root / f"run {trials}", draw, trials % 2 == 1)
+        kills, trials = kills + killed, trials + 1
         tally[end.split()[0]] += 1
-        print(f"{kills:>3} kills: {case}, {killed} killed, damaged: {done}: {end}", flush=True)
+        print(f"{kills:>3} kills: {case}, {killed} killed, damaged: {damaged}: {end}", flush=True)
     print(
-        f"{kills} kills in {number} runs, seed {options.seed}: " + ", ".join(f"{n} {end}" for end, n in tally.items())
+        f"{kills} kills in {trials} runs, seed {options.seed}: " + ", ".join(f"{n} {end}" for end, n in tally.items())
     )
     if set(tally) == {"same"}:
         shutil.rmtree(root)
@@ -182,7 +182,7 @@ def main():
 
 
 if __name__ == "__main__":
-    # By its name, so that the processes find it.
+    # Under its full name, by which the child processes import it.
     from lab.tests.helpers import torture
 
     sys.exit(torture.main())

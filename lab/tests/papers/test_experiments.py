@@ -79,7 +79,7 @@ def test_what_is_run_can_be_decided_and_says_what_it_is_short_of(name):
     experiment = EXPERIMENTS[name]
     if all(claim.exact for claim in experiment.claims):
         return
-    assert min(experiment.seeds["default"], experiment.seeds["paper"]) >= experiment.fewest_seeds >= 3
+    assert min(experiment.seeds["default"], experiment.seeds["paper"]) >= experiment.min_seeds >= 3
     assert experiment.reduction or experiment.scales["default"] == experiment.scales["paper"]
 
 
@@ -93,4 +93,4 @@ def test_who_shares_runs_has_some_in_common():
                 [Run(settings, 0, {}, 0.0) for settings in one.plan(one.scales["default"])]
                 for one in (experiment, other)
             )
-            assert any(run.same(another) for run in mine for another in theirs)
+            assert any(run.is_equivalent(another) for run in mine for another in theirs)

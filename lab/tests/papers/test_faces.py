@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import whitenorm
-from lab.tests.helpers.judged import judged, verdict
+from lab.tests.helpers.judging import get_verdict, judge_one
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.digits import Split
@@ -96,16 +96,16 @@ def test_equal_time_is_the_end_of_the_fastest():
     runs = [trained("quick", seed, [3.0, 1.0 + seed / 100]) for seed in range(3)]
     runs += [trained("slow", seed, [2.0 + seed / 100, 0.0]) for seed in range(3)]
     results = Results(runs + timed({"quick": 1.0, "slow": 2.0}))
-    found = judged(faces.faster(results, "quick", ["slow"]))
+    found = judge_one(faces.faster(results, "quick", ["slow"]))
     assert found.verdict == "held"
     assert found.ours.startswith("after 2 s:")
-    assert verdict(faces.faster(results, "slow", ["quick"])) == "not held"
+    assert get_verdict(faces.faster(results, "slow", ["quick"])) == "not held"
 
 
 def test_a_diverged_method_sets_no_time():
     runs = [trained("quick", seed, [3.0, 1.0 + seed / 100]) for seed in range(3)]
     runs += [trained("slow", seed, [3.0, math.inf]) for seed in range(3)]
-    found = judged(faces.faster(Results(runs + timed({"quick": 1.0, "slow": 0.05})), "quick", ["slow"]))
+    found = judge_one(faces.faster(Results(runs + timed({"quick": 1.0, "slow": 0.05})), "quick", ["slow"]))
     assert found.verdict == "held"
     assert found.ours.startswith("after 2 s:")
 
@@ -114,8 +114,8 @@ def test_group_size_is_asked_of_dbn_alone():
     runs = [trained("DBN", s, [loss + s / 100], group_size=g) for g, loss in ((1, 9.0), (16, 1.0)) for s in range(3)]
     runs += [trained("BN", seed, [2.0 + seed / 100]) for seed in range(3)]
     results = Results(runs + timed({("DBN", 1): 1.0, ("DBN", 16): 1.0, "BN": 1.0}))
-    assert verdict(faces.faster(results, "DBN", ["BN"], group_size=16)) == "held"
-    assert verdict(faces.faster(results, "DBN", ["BN"], group_size=1)) == "not held"
+    assert get_verdict(faces.faster(results, "DBN", ["BN"], group_size=16)) == "held"
+    assert get_verdict(faces.faster(results, "DBN", ["BN"], group_size=1)) == "not held"
 
 
 def test_the_time_of_a_point_has_the_steps_of_its_seed_and_refreshes_of_nnn():
@@ -141,7 +141,7 @@ def test_steps_are_timed(train, monkeypatch):
         assert rounds == 3
         return {name: [1.0, 2.0, 9.0] if name == "refresh" else [4.0, 5.0, 6.0] for name in before}
 
-    monkeypatch.setattr(faces, "interleaved", interleaved)
+    monkeypatch.setattr(faces, "time_interleaved", interleaved)
     values = faces.step_times(faces.timing(methods, 3), train, 4)
     assert values == {"step_seconds": [5.0] * 3, "refresh_seconds": 2.0}
     refreshed = []

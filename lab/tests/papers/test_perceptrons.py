@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 import whitenorm
 from lab.tests.helpers.image_sets import write_root
-from lab.tests.helpers.judged import judged, verdict
+from lab.tests.helpers.judging import get_verdict, judge_one
 from whitenorm.solvers import PCA, ZCA, Newton
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
@@ -77,16 +77,16 @@ def test_a_run_has_curves_and_their_ends(context):
 def test_methods_are_compared_at_their_own_best_rates():
     found = results({("A", 0.1): 5.0, ("A", 1.0): 1.0, ("B", 0.1): 2.0, ("B", 1.0): 9.0})
     assert tuned(found, norm="B").levels("lr") == [0.1]
-    assert verdict(below("final_error", {"norm": "A"}, {"norm": "B"})(found)) == "held"
-    assert verdict(below("final_error", {"norm": "B"}, {"norm": "A"})(found)) == "not held"
+    assert get_verdict(below("final_error", {"norm": "A"}, {"norm": "B"})(found)) == "held"
+    assert get_verdict(below("final_error", {"norm": "B"}, {"norm": "A"})(found)) == "not held"
 
 
 def test_an_end_of_a_scale_against_the_best_of_the_rest():
     found = results({("A", 1): 5.0, ("A", 2): 1.0, ("A", 3): 3.0})
-    first = judged(rest_below(found, "lr", 1, "final_error", "error"))
+    first = judge_one(rest_below(found, "lr", 1, "final_error", "error"))
     assert first.verdict == "held"
     assert first.ours.startswith("error, lr 2 1.1 ")
-    assert verdict(rest_below(found, "lr", 2, "final_error", "error")) == "not held"
+    assert get_verdict(rest_below(found, "lr", 2, "final_error", "error")) == "not held"
 
 
 def test_random_labels_are_the_seeds_own(context, monkeypatch):
@@ -134,9 +134,9 @@ def test_the_more_sensitive_norm_rises_more_from_its_fewest_groups():
     errors = {("GN", 2): 5.0, ("GN", 4): 6.0, ("GN", 8): 7.0, ("GN", 16): 90.0}
     errors |= {("GW", 2): 1.0, ("GW", 4): 3.0, ("GW", 8): 5.0, ("GW", 16): 9.0}
     found = fitted({(norm, g, 0.1): error for (norm, g), error in errors.items()})
-    assert verdict(gw_capacity._more_sensitive(1)(found)) == "held"
+    assert get_verdict(gw_capacity._more_sensitive(1)(found)) == "held"
     found = fitted({(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()})
-    assert verdict(gw_capacity._more_sensitive(1)(found)) == "not held"
+    assert get_verdict(gw_capacity._more_sensitive(1)(found)) == "not held"
 
 
 def test_statistics_are_taken_anew_for_a_test_and_leave_training_alone(context):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.tests.helpers.scenes import trained_file, whitened
+from lab.tests.helpers.scenes import find_whitening, write_weights
 from whitenorm_lab.tasks.segmentation import net
 from whitenorm_lab.tasks.segmentation.backbones import backbone
 
@@ -44,7 +44,7 @@ def test_unknown_backbone(name, options, words):
 @pytest.mark.parametrize("norm", ["sw", "sw5"])
 def test_places_of_switchable_whitening(norm, where, number):
     model = net.build("timm:resnet50", 5, norm=norm, where=where, width=4)
-    found = whitened(model)
+    found = find_whitening(model)
     assert len(found) == number
     assert found[0] == "backbone.bn1"
     assert all(name.startswith("backbone.layer") and name.endswith(".bn2") for name in found[1:])
@@ -53,7 +53,7 @@ def test_places_of_switchable_whitening(norm, where, number):
 
 def test_places_in_a_mobile_net():
     model = net.build("timm:tf_efficientnet_lite0", 5, norm="sw", where="sw-14", stride=32)
-    widths = [model.get_submodule(name).num_features for name in whitened(model)]
+    widths = [model.get_submodule(name).num_features for name in find_whitening(model)]
     assert widths == [32, 16, 24, 24, 40, 40, 80, 80, 80, 112, 112, 112, 192, 192]
 
 
@@ -86,13 +86,13 @@ def test_pyramid_sees_the_whole_image():
 
 
 def test_weights_from_a_file(tmp_path):
-    state = trained_file(tmp_path / "trained.pt")
+    state = write_weights(tmp_path / "trained.pt")
     model = net.build("timm:resnet18", 5, width=4, weights=str(tmp_path / "trained.pt"))
     own = model.backbone.state_dict()
     assert own
     assert all(torch.equal(value, state[name]) for name, value in own.items())
     model = net.build("timm:resnet18", 5, "psp", "sw", "l1", width=4, weights=str(tmp_path / "trained.pt"))
-    first = model.get_submodule(whitened(model)[0])
+    first = model.get_submodule(find_whitening(model)[0])
     assert torch.equal(first.weight, state["bn1.weight"]), "γ carries over"
 
 
@@ -115,7 +115,7 @@ def test_weights_of_the_same_norms(tmp_path):
     ],
 )
 def test_weights_that_do_not_fit(tmp_path, changes, words):
-    trained_file(tmp_path / "trained.pt", **changes)
+    write_weights(tmp_path / "trained.pt", **changes)
     with pytest.raises(ValueError, match=words):
         net.build("timm:resnet18", 5, width=4, weights=str(tmp_path / "trained.pt"))
 

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from torch import nn
 
-from lab.tests.helpers.scenes import TINY, trained_file, whitened, write_folder
+from lab.tests.helpers.scenes import TINY, find_whitening, write_folder, write_weights
 from whitenorm_lab.cli import main
 from whitenorm_lab.tasks import segmentation
 from whitenorm_lab.tasks.segmentation.config import Segment, SwAde20k
@@ -36,7 +36,7 @@ def test_run(run):
     assert 0 <= outcome.latest("test_miou") <= 1
     picture = np.asarray(Image.open(path / SHEET).convert("RGB"))
     assert picture.std() > 20
-    assert len(whitened(load(path))) == 1
+    assert len(find_whitening(load(path))) == 1
     assert evaluate(Evaluate(path))["test"] == outcome.epochs[-1].tests["test"]
 
 
@@ -56,7 +56,7 @@ def test_learns(folder):
 
 
 def test_begins_from_weights_that_may_then_go(folder, tmp_path):
-    trained_file(tmp_path / "trained.pt")
+    write_weights(tmp_path / "trained.pt")
     config = Segment(
         **TINY, dataset=f"folder:{folder}", epochs=1, steps=1, lr=0.0, weights=str(tmp_path / "trained.pt")
     )

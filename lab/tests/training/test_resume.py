@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab.tests.helpers import torture
-from lab.tests.helpers.torture import CASES, options_of, same, train
+from lab.tests.helpers.torture import CASES, build_options, ended_equal, train
 from whitenorm_lab import checksum
 from whitenorm_lab.cli import main
 from whitenorm_lab.training import Train, fit, load, lock
@@ -34,7 +34,7 @@ def wholes(images, tmp_path_factory):
     def whole(case):
         if case not in made:
             made[case] = folder / case
-            code, said = train(options_of(case, images, made[case]))
+            code, said = train(build_options(case, images, made[case]))
             assert code == 0, said
         return made[case]
 
@@ -44,36 +44,36 @@ def wholes(images, tmp_path_factory):
 # In the middle of an epoch, and after the first step of another.
 @pytest.mark.parametrize("case", CASES)
 def test_killed(case, images, wholes, tmp_path):
-    options = options_of(case, images, tmp_path / "run")
+    options = build_options(case, images, tmp_path / "run")
     for step in (4, 7):
         code, said = train(options, step)
         assert code == -signal.SIGKILL, said
     code, said = train(options)
     assert code == 0, said
-    assert same(tmp_path / "run", wholes(case))
+    assert ended_equal(tmp_path / "run", wholes(case))
 
 
 @pytest.mark.parametrize("case", ["steps", "steps and test-every", "plain"])
 def test_killed_after_the_last_step(case, images, wholes, tmp_path):
-    options = options_of(case, images, tmp_path / "run")
+    options = build_options(case, images, tmp_path / "run")
     assert train(options)[0] == 0
     for name in ("outcome.json", "weights.pt"):
         (tmp_path / "run" / name).unlink()
     assert train(options)[0] == 0
-    assert same(tmp_path / "run", wholes(case))
+    assert ended_equal(tmp_path / "run", wholes(case))
 
 
 def test_workers_do_not_change_the_numbers(images, wholes, tmp_path):
-    options = options_of("folder", images, tmp_path / "run")
+    options = build_options("folder", images, tmp_path / "run")
     assert train({**options, "workers": 2})[0] == 0
-    assert same(tmp_path / "run", wholes("folder"))
+    assert ended_equal(tmp_path / "run", wholes("folder"))
 
 
 @pytest.fixture(scope="module")
 def killed(images, tmp_path_factory):
     """A run that was killed before its eighth step, with two checkpoints."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    assert train(options_of("plain", images, folder), 7)[0] == -signal.SIGKILL
+    assert train(build_options("plain", images, folder), 7)[0] == -signal.SIGKILL
     return folder
 
 
@@ -81,7 +81,7 @@ def killed(images, tmp_path_factory):
 def stopped(images, wholes, killed, tmp_path):
     """Options and folder of a copy of it, and the run that nothing stopped."""
     folder = shutil.copytree(killed, tmp_path / "run")
-    return options_of("plain", images, folder), folder, wholes("plain")
+    return build_options("plain", images, folder), folder, wholes("plain")
 
 
 FOREIGN = {
@@ -144,7 +144,7 @@ def test_no_checkpoint_is_left(stopped):
     code, said = train(options)
     assert code == 0, said
     assert "There is no earlier checkpoint; training starts from the beginning." in said
-    assert same(folder, whole)
+    assert ended_equal(folder, whole)
 
 
 @pytest.mark.parametrize("name", ["config.json", "outcome.json", "weights.pt"])
@@ -159,7 +159,7 @@ def test_damaged_results_are_made_again(name, stopped):
     assert code == 0, said
     if name != "config.json":
         assert f"It is renamed to {name}.damaged1." in said
-    assert same(folder, whole)
+    assert ended_equal(folder, whole)
 
 
 def test_another_configuration_whose_record_is_damaged(stopped):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from whitenorm_lab.claims.experiment import Experiment
 from whitenorm_lab.claims.results import Store
-from whitenorm_lab.claims.rules import FIRST, RULES, Rule
+from whitenorm_lab.claims.rules import RULES, WELCH, Rule
 from whitenorm_lab.claims.verdicts import Verdict
 from whitenorm_lab.papers import EXPERIMENTS, SETUPS
 from whitenorm_lab.papers.not_built import NOT_BUILT, NotBuilt
@@ -62,7 +62,7 @@ def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str,
     and whether it is a bar of our own.
     """
     scale = content["scale"]
-    known = {experiment.wording(claim, scale): claim for claim in experiment.claims}
+    known = {experiment.word_claim(claim, scale): claim for claim in experiment.claims}
     rows = []
     for row in content["claims"]:
         claim = known.get(row["claim"])
@@ -86,7 +86,7 @@ def _why(row: dict[str, Any]) -> str:
 
 def rule_of(content: dict[str, Any]) -> Rule:
     """The rule that results were judged by; those from before there were two do not say."""
-    return RULES[content.get("rule", FIRST.name)]
+    return RULES[content.get("rule", WELCH.name)]
 
 
 def judged_by(outcomes: Iterable[Outcome]) -> dict[Rule, list[Outcome]]:
@@ -102,7 +102,7 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
     for experiment in sorted(EXPERIMENTS.values(), key=lambda experiment: [*PAPERS].index(experiment.paper)):
         store = Store(folder, experiment.id, scale)
         content = store.read()
-        earlier = content is not None and not experiment.made(content)
+        earlier = content is not None and not experiment.matches_setup(content)
         outcomes.append(Outcome(experiment, SETUPS[experiment.id], store, None if earlier else content, earlier))
     if all(outcome.content is None for outcome in outcomes):
         raise ValueError(

@@ -8,13 +8,13 @@ from typing import Literal
 
 import tyro
 
-from whitenorm_lab.claims import claims
+from whitenorm_lab.claims import markdown_page
 from whitenorm_lab.claims.outcomes import gather, summary
 from whitenorm_lab.claims.site import write_site
 from whitenorm_lab.claims.verdict_snippets import write_found
-from whitenorm_lab.markdown_sections import write_between
+from whitenorm_lab.markdown_sections import write_section
 from whitenorm_lab.papers.not_built import NOT_BUILT
-from whitenorm_lab.terminal import terminal
+from whitenorm_lab.terminal import create_console
 
 
 @dataclass
@@ -46,16 +46,18 @@ def main(args: list[str]) -> None:
 
 def run(options: Report) -> None:
     """Write the site, and the Markdown that is asked for."""
-    console = terminal()
+    console = create_console()
     outcomes = gather(options.results, options.scale)
     write_site(outcomes, options.scale, options.out)
     # All files before the first word: who reads only that, as head does, ends the command there.
     if options.readme is not None:
-        write_between(options.readme, claims.TALLY_START, claims.TALLY_END, claims.lines(outcomes))
+        write_section(
+            options.readme, markdown_page.TALLY_START, markdown_page.TALLY_END, markdown_page.format_tally(outcomes)
+        )
         write_found(options.readme, outcomes)
     if options.page is not None:
-        text = claims.markdown(outcomes, options.scale, options.page.parent)
-        write_between(options.page, claims.START, claims.END, text)
+        text = markdown_page.format_page(outcomes, options.scale, options.page.parent)
+        write_section(options.page, markdown_page.START, markdown_page.END, text)
     for path in options.guides:
         write_found(path, outcomes)
     console.print(summary(outcomes, NOT_BUILT), soft_wrap=not console.is_terminal)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, alike
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import Judge, below, run, tuned
 
@@ -51,9 +51,9 @@ def draw(results: Results) -> Figure:
         for norm in (_PLAIN, _PCA, _ZCA):
             found = tuned(results, hidden=hidden, **norm)
             name = f"{norm['norm']}, lr {found.levels('lr')[0]}"
-            spread_line(panel, found[0].values["step"], found.values("loss"), name)
+            plot_spread(panel, found[0].values["step"], found.values("loss"), name)
         panel.set(xlabel="step", ylabel="training loss", yscale="log", title=f"{hidden + 1} layers")
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 

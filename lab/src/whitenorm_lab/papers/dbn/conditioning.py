@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from whitenorm.diagnostics import fisher_condition_number
 from whitenorm_lab.claims.evidence import Evidence, alike, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend, spread_line
+from whitenorm_lab.claims.plots import add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.fitting import centred
 from whitenorm_lab.papers.shared import faces
@@ -108,11 +108,11 @@ def draw(results: Results) -> Figure:
         label = f"{name}, {faces.describe(found)}"
         if all(found.values("fisher")):
             curves = 10 ** np.array(found.values("fisher"))
-            spread_line(left, found[0].values["fisher_step"], curves.tolist(), label, marker="o")
-        spread_line(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
+            plot_spread(left, found[0].values["fisher_step"], curves.tolist(), label, marker="o")
+        plot_spread(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
     left.set(xlabel="updates", ylabel="condition number", yscale="log", title="Fisher information of the last layer")
     right.set(xlabel="seconds in steps", ylabel="training loss", yscale="log", title="loss over time")
-    one_legend(figure, (left, right), columns=3)
+    add_shared_legend(figure, (left, right), columns=3)
     return figure
 
 

@@ -19,7 +19,7 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.costs import Choice
 from whitenorm_lab.papers.shared import overheads
-from whitenorm_lab.parallel import added_percent
+from whitenorm_lab.parallel import measure_added_percent
 from whitenorm_lab.published import DBN_L1_PARALLEL_PERCENT, DBN_L1_PERCENT
 
 _CHOICE = Choice("dbn", "l1")
@@ -38,7 +38,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Percent that one DBN adds to BatchNorm's training step and inference."""
-    return {**added_percent(settings["model"], _CHOICE, settings["processes"], settings)}
+    return {**measure_added_percent(settings["model"], _CHOICE, settings["processes"], settings)}
 
 
 def _printed(table: str, value: str) -> dict[str, float]:

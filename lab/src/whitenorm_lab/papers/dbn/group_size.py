@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.fitting import centred
 from whitenorm_lab.papers.shared import faces
@@ -65,15 +65,15 @@ def draw(results: Results) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for size in results.levels("group_size"):
         found = results.where(group_size=size)
-        spread_line(left, found[0].values["step"], found.values("loss"), f"G{size}, {faces.describe(found)}")
+        plot_spread(left, found[0].values["step"], found.values("loss"), f"G{size}, {faces.describe(found)}")
     for name in (*_OTHERS, "DBN"):
         found = faces.over_time(results).where(method=name, **({"group_size": _MIDDLE} if name == "DBN" else {}))
         label = f"{name}{f' G{_MIDDLE}' if name == 'DBN' else ''}, {faces.describe(found)}"
-        spread_line(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
+        plot_spread(right, np.mean(found.values("seconds"), 0).tolist(), found.values("loss"), label)
     left.set(xlabel="updates", ylabel="training loss", yscale="log", title="DBN by group size")
     right.set(xlabel="seconds in steps", ylabel="training loss", yscale="log", title="methods over time")
-    finish(left)
-    finish(right)
+    add_grid_and_legend(left)
+    add_grid_and_legend(right)
     return figure
 
 

@@ -25,7 +25,7 @@ import whitenorm
 from whitenorm.diagnostics import jacobian_spectrum
 from whitenorm_lab.claims.evidence import Evidence, every, exactly, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import levels_line
+from whitenorm_lab.claims.plots import plot_levels
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit
@@ -112,7 +112,7 @@ def draw(results: Results) -> Figure:
         depths = start.levels("hidden")
         for norm in _NORMS:
             columns = [start.values("share", norm=norm, activation=activation, hidden=depth) for depth in depths]
-            levels_line(panel, depths, columns, norm)
+            plot_levels(panel, depths, columns, norm)
         panel.set(
             xlabel="hidden layers", ylabel="singular values from 1/2 to 2, %", title=f"{activation}, at the start"
         )

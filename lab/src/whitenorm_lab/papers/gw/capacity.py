@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from whitenorm.functional import group_whitening
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend, spread_line
+from whitenorm_lab.claims.plots import add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
 from whitenorm_lab.nets.mlp import mlp
@@ -203,11 +203,11 @@ def draw(results: Results) -> Figure:
         for name in _NORMS:
             accuracy_line(panel, _over_groups(results, hidden, name), "groups", _VALUE, name)
         base = [[100 - error] * len(groups) for error in _errors(results, hidden, "plain")]
-        spread_line(panel, groups, base, "Base", color="grey", linestyle="--")
+        plot_spread(panel, groups, base, "Base", color="grey", linestyle="--")
         units = f" of {settings['width']} units" if hidden else ""
         panel.set(title=f"{_TITLES[hidden]}{units},\n{settings['images']:,} images")
         panel.set(xlabel="groups g", ylabel="training accuracy in %")
-    one_legend(figure, axes)
+    add_shared_legend(figure, axes)
     return figure
 
 

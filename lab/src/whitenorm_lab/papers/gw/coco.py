@@ -30,7 +30,7 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenorm_lab.claims.evidence import Evidence, every, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.detection.config import Detection
@@ -218,7 +218,7 @@ def draw(results: Results) -> Figure:
         right.set(xlabel="epoch", ylabel="box AP (%)", title=case)
         for panel in (left, right):
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-            finish(panel)
+            add_grid_and_legend(panel)
     return figure
 
 
@@ -227,7 +227,7 @@ def _line(panel: Any, found: Results, norm: str, which: str) -> None:
     curves = found.values(which)
     length = min(map(len, curves))
     epochs = range(1, length + 1) if which == "train_loss" else found[0].values["tested"][:length]
-    spread_line(panel, epochs, [curve[:length] for curve in curves], norm, marker=".")
+    plot_spread(panel, epochs, [curve[:length] for curve in curves], norm, marker=".")
 
 
 _SMALL: Settings = {
@@ -282,7 +282,7 @@ EXPERIMENT = Experiment(
         "paper": {"cases": [_SCRATCH, _TWO, _FOUR, _MASK]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
-    fewest_seeds=3,
+    min_seeds=3,
     plan=plan,
     run=run,
     draw=draw,

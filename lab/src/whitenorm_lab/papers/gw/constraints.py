@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from whitenorm.diagnostics import constraint_number, feasible_range, measured_constraint_number
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.claims.results import Results
 
 _NAMES = {"bn": "BN", "bw": "BW", "gn": "GN", "gw": "GW"}
@@ -89,7 +89,7 @@ def draw(results: Results) -> Figure:
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.xaxis.set_major_formatter("{x:g}")
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, alike, lower, not_run
 from whitenorm_lab.claims.experiment import Claim
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.gw.imagenet import BN, PLACED, TABLE_2
 from whitenorm_lab.papers.shared.classification import entry, last
@@ -142,12 +142,12 @@ def draw(results: Results) -> Figure:
         for colour, (extra, label) in enumerate((("", "without"), (_EXTRA, "with the extra layer"))):
             columns = [last(results, "test_error", f"{norm}, {place}{extra}") for place in _TABLE_A1]
             curves = [list(curve) for curve in zip(*columns, strict=True)]
-            spread_line(panel, range(len(curves[0])), curves, f"{norm}, {label}", color=f"C{colour}", marker=".")
+            plot_spread(panel, range(len(curves[0])), curves, f"{norm}, {label}", color=f"C{colour}", marker=".")
             bn = statistics.fmean(last(results, "test_error", f"BN{extra}"))
             panel.axhline(bn, color=f"C{colour}", linestyle=":", label=f"BN, {label}")
         panel.set_xticks(range(len(_TABLE_A1)), list(_TABLE_A1))
         panel.set(ylabel="test error (%)", title=norm)
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 

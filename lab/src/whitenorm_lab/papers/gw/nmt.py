@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenorm_lab.claims.evidence import Evidence, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, line_styles, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, add_line_styles, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.tasks.translation.config import GwNmt, Translate
 from whitenorm_lab.training import DivergenceError, TrainingResult
@@ -93,15 +93,15 @@ def draw(results: Results) -> Figure:
         found = results.where(variant=name)
         epochs = range(1, len(found[0].values["test_bleu"]) + 1)
         style = {"color": f"C{colour}"}
-        spread_line(scores, epochs, found.values("test_bleu"), name, marker=".", **style)
-        spread_line(losses, epochs, found.values("train_loss"), name, **style)
-        spread_line(losses, epochs, found.values("validation_loss"), "", linestyle="--", **style)
+        plot_spread(scores, epochs, found.values("test_bleu"), name, marker=".", **style)
+        plot_spread(losses, epochs, found.values("train_loss"), name, **style)
+        plot_spread(losses, epochs, found.values("validation_loss"), "", linestyle="--", **style)
     scores.set(xlabel="epoch", ylabel="BLEU on the test set", title=_TITLES[results[0].settings["dataset"]])
     losses.set(xlabel="epoch", ylabel="loss a token", title="losses")
-    line_styles(losses, {"training, smoothed labels": "-", "validation": "--"})
+    add_line_styles(losses, {"training, smoothed labels": "-", "validation": "--"})
     for panel in (scores, losses):
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 
@@ -137,7 +137,7 @@ EXPERIMENT = Experiment(
         "paper": {"dataset": "iwslt14"},
     },
     seeds={"smoke": 1, "default": 3, "paper": 5},
-    fewest_seeds=3,
+    min_seeds=3,
     first_seed=10,
     plan=plan,
     run=run,

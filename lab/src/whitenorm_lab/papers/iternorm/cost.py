@@ -24,7 +24,7 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared import overheads
 from whitenorm_lab.published import TO_CONVOLUTION, VGG_TO_DBN
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 _LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "DBN": lambda width: whitenorm.DecorrelatedBatchNorm(width, width),
@@ -51,22 +51,23 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         # As the paper has them: DBN in groups of 16, IterNorm without groups.
         options = {"dbn": {"group_size": 16}, "iternorm": {"group_size": 512}}
         nets = {
-            name: costs.make(settings["net"], 10, costs.Choice(name, options=sizes)) for name, sizes in options.items()
+            name: costs.build_net(settings["net"], 10, costs.Choice(name, options=sizes))
+            for name, sizes in options.items()
         }
-        steps = {name: costs.training_step(net, settings["batch"], 32, 10) for name, net in nets.items()}
-        times = interleaved(steps, settings["rounds"], budget=float("inf"))
-        return {"to_dbn": ratio(times["iternorm"], times["dbn"]), "dbn_ms": summarise(times["dbn"]).ms}
+        steps = {name: costs.build_training_step(net, settings["batch"], 32, 10) for name, net in nets.items()}
+        times = time_interleaved(steps, settings["rounds"], budget=float("inf"))
+        return {"to_dbn": median_ratio(times["iternorm"], times["dbn"]), "dbn_ms": summarise(times["dbn"]).ms}
     width = settings["width"]
     shape = settings["samples"], width, settings["resolution"], settings["resolution"]
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     layers: dict[str, nn.Module] = {"convolution": nn.Conv2d(width, width, 3, padding=1, bias=False)}
     layers |= {name: make(width) for name, make in _LAYERS.items()}
-    times = interleaved(
-        {name: costs.layer_step(layer, x, grad) for name, layer in layers.items()},
+    times = time_interleaved(
+        {name: costs.build_layer_step(layer, x, grad) for name, layer in layers.items()},
         settings["rounds"],
         budget=float("inf"),
     )
-    values: dict[str, Any] = {name: ratio(times[name], times["convolution"]) for name in _LAYERS}
+    values: dict[str, Any] = {name: median_ratio(times[name], times["convolution"]) for name in _LAYERS}
     return {**values, "convolution_ms": summarise(times["convolution"]).ms}
 
 

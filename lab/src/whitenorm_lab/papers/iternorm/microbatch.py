@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, alike, lower
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import below, run, tuned
 
@@ -49,11 +49,11 @@ def draw(results: Results) -> Figure:
     for norm in (_PLAIN, _BN):
         found = tuned(results, **norm)
         name = f"{norm['norm']}, lr {found.levels('lr')[0]}"
-        spread_line(panel, found[0].values["step"], found.values("loss"), name)
+        plot_spread(panel, found[0].values["step"], found.values("loss"), name)
     panel.axhline(math.log(10), color="grey", linestyle=":", label="guessing")
     panel.set(xlabel="step", ylabel="training loss", title="batches of 2")
     panel.set_ylim(bottom=0)
-    finish(panel)
+    add_grid_and_legend(panel)
     return figure
 
 

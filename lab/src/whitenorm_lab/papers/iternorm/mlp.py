@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import every
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import line_styles, one_legend, spread_line
+from whitenorm_lab.claims.plots import add_line_styles, add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import Judge, below, label, run, tuned
 
@@ -53,8 +53,8 @@ def draw(results: Results) -> Figure:
     for panel, name, title in ((axes[1], "error", "training"), (axes[2], "test", "test")):
         _panel(panel, results, (_BN, _DBN, *_ITER.values()), {name: _STYLES[name]})
         panel.set_title(f"{title} errors, by T")
-    line_styles(axes[0], {"training": _STYLES["error"], "test": _STYLES["test"]})
-    one_legend(figure, axes, columns=5)
+    add_line_styles(axes[0], {"training": _STYLES["error"], "test": _STYLES["test"]})
+    add_shared_legend(figure, axes, columns=5)
     return figure
 
 
@@ -64,7 +64,7 @@ def _panel(panel: Axes, results: Results, norms: Sequence[Settings], lines: dict
         name = f"{label(norm)}, lr {found.levels('lr')[0]}"
         for value, style in lines.items():
             legend = name if value == next(iter(lines)) else "_"
-            spread_line(
+            plot_spread(
                 panel,
                 found[0].values["step"],
                 found.values(value),

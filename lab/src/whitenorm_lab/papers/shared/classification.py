@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from whitenorm_lab.claims.evidence import Evidence, every, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.papers.shared.curves import curves
 from whitenorm_lab.papers.shared.scaling import Rates, as_run, printed, short_of, smaller
@@ -166,7 +166,7 @@ def entry(
         id=id,
         claims=claims,
         scales={"smoke": smoke, "default": reduced, "paper": {}},
-        seeds={"smoke": 1, "default": SECOND.fewest, "paper": SECOND.fewest},
+        seeds={"smoke": 1, "default": PAIRED_HOLM.min_seeds, "paper": PAIRED_HOLM.min_seeds},
         plan=plan,
         run=run,
         draw=draw,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from whitenorm_lab.claims.plots import spread_line
+from whitenorm_lab.claims.plots import plot_spread
 from whitenorm_lab.claims.results import Results
 
 _STYLES: dict[str, Literal["-", "--"]] = {"train_error": "-", "test_error": "--"}
@@ -51,4 +51,4 @@ def _lines(panel: Axes, runs: Results, colour: str) -> None:
         # Tests are every so many epochs, and after the last.
         at = [math.ceil(epochs / points) * (i + 1) for i in range(points - 1)] + [epochs]
         marker = "." if points == 1 else None
-        spread_line(panel, at, runs.values(which), "", color=colour, linestyle=style, marker=marker)
+        plot_spread(panel, at, runs.values(which), "", color=colour, linestyle=style, marker=marker)

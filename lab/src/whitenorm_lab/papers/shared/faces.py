@@ -31,7 +31,7 @@ from whitenorm_lab.fitting import fit, stepping
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.nets.nnn import NaturalNetwork
 from whitenorm_lab.nets.parts import lecun_
-from whitenorm_lab.timing import interleaved
+from whitenorm_lab.timing import time_interleaved
 
 METHODS = ("plain", "NNN", "LN", "BN", "DBN")
 SHAPE = (1, 32, 32)
@@ -127,7 +127,7 @@ def step_times(settings: Settings, train: Split, classes: int) -> dict[str, Any]
         runs[str(number)] = stepping(model, train, lr=0.01, batch_size=method["batch_size"])
         if isinstance(model, NaturalNetwork):
             runs["refresh"] = model.refresh
-    seconds = {name: statistics.median(times) for name, times in interleaved(runs, settings["rounds"]).items()}
+    seconds = {name: statistics.median(times) for name, times in time_interleaved(runs, settings["rounds"]).items()}
     refresh = seconds.pop("refresh", 0.0)
     return {"step_seconds": list(seconds.values()), "refresh_seconds": refresh}
 

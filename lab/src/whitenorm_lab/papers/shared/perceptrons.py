@@ -19,7 +19,7 @@ import whitenorm
 from whitenorm.models import recalibrate_
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Context, Settings
-from whitenorm_lab.claims.plots import levels_line
+from whitenorm_lab.claims.plots import plot_levels
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import Measure, centred, error, fit
@@ -146,4 +146,4 @@ def accuracy_line(panel: Axes, found: Results, over: str, value: str, name: str,
     """100 less an error, over a setting."""
     levels = sorted(found.levels(over))
     columns = [[100 - error for error in found.values(value, **{over: level})] for level in levels]
-    levels_line(panel, levels, columns, name, **style)
+    plot_levels(panel, levels, columns, name, **style)

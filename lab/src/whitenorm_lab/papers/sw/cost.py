@@ -51,8 +51,8 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         return overheads.run(settings, context)
     choices = {"BN": costs.Choice(), **{kind: _choice(kind, 7) for kind in _KINDS}}
     with torch.device("meta"):
-        nets = {kind: costs.make(settings["net"], 1000, choice) for kind, choice in choices.items()}
-        return {kind: costs.gflops(net, settings["resolution"]) for kind, net in nets.items()}
+        nets = {kind: costs.build_net(settings["net"], 1000, choice) for kind, choice in choices.items()}
+        return {kind: costs.count_gflops(net, settings["resolution"]) for kind, net in nets.items()}
 
 
 def _flops(results: Results) -> Evidence:

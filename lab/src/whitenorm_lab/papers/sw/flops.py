@@ -41,12 +41,12 @@ def plan(scale: Settings) -> list[Settings]:
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Billions of multiplications, each with its addition."""
     side = settings["resolution"]
-    return {"gflops": costs.products(lambda: _net(settings["model"]), 1, 3, side, side) / 1e9}
+    return {"gflops": costs.count_products(lambda: _net(settings["model"]), 1, 3, side, side) / 1e9}
 
 
 def _net(model: str) -> nn.Module:
     """ResNet-50 as segmentation uses it, with a head for its classifier."""
-    net = costs.make("resnet50-dilated", _CLASSES, costs.RESNET50.get(model, costs.Choice()))
+    net = costs.build_net("resnet50-dilated", _CLASSES, costs.RESNET50.get(model, costs.Choice()))
     return nn.Sequential(*list(net.children())[:-2], fcn_head(2048, _CLASSES))
 
 

@@ -29,7 +29,7 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenorm_lab.claims.evidence import Evidence, alike, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.segmentation.config import Segment, SwAde20k, SwCityscapes
@@ -189,10 +189,10 @@ def draw(results: Results) -> Figure:
         found = results.where(case=case)
         for variant in found.levels("variant"):
             epochs = found.where(variant=variant)[0].values["epochs"]
-            spread_line(curves, epochs, found.values("miou", variant=variant), variant, marker=".")
+            plot_spread(curves, epochs, found.values("miou", variant=variant), variant, marker=".")
         curves.xaxis.set_major_locator(MaxNLocator(integer=True))
         curves.set(xlabel="epoch", ylabel="mIoU (%), test images", title=_NETS[case])
-        finish(curves)
+        add_grid_and_legend(curves)
         _draw_classes(bars, found)
     return figure
 
@@ -209,7 +209,7 @@ def _draw_classes(axes: Axes, found: Results) -> None:
         axes.bar(np.arange(len(classes)) + (i - (len(variants) - 1) / 2) * 0.27, heights, 0.27, label=variant)
     axes.set_xticks(range(len(classes)), [name.replace("_", " ") for name in classes], rotation=45, ha="right")
     axes.set(ylabel="IoU (%), last epoch", title="by class")
-    finish(axes)
+    add_grid_and_legend(axes)
 
 
 EXPERIMENT = Experiment(
@@ -236,7 +236,7 @@ EXPERIMENT = Experiment(
         "paper": {"cases": ["ADE20K", "Cityscapes"]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
-    fewest_seeds=3,
+    min_seeds=3,
     first_seed=10,
     plan=plan,
     run=run,
