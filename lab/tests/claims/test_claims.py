@@ -1,4 +1,4 @@
-"""Claims as text: the page of docs, the README's lines, what guides say was found, and the tables of the command."""
+"""Verdicts as text: the claims page, the README's lines, snippets in guides, and the command's tables."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_readme_and_page(tmp_path):
     assert f"**{summary(gather(tmp_path / 'results', 'default'), NOT_BUILT)}**" in once[1]
     what = "[`dbn-axis-swap`](../results/dbn-axis-swap): PCA against ZCA whitening of perceptrons"
     assert f"| DBN fig. 2 | {what} | 2 | 1 | 1 | 0 | 1.5 min |" in once[1]
-    # Without results there is nothing to link to.
+    # Without results there is no link.
     assert "| `dbn-imagenet`: " in once[1]
     failed = [line for line in once[1].splitlines() if line.startswith("    - **")]
     assert len(failed) == 2
@@ -66,7 +66,7 @@ def test_without_failures(tmp_path):
     assert markdown_page.format_tally(gathered).endswith("- No claim was found not to hold.")
 
 
-def test_marks_must_be_there(tmp_path):
+def test_missing_markers_are_an_error(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("start")
     with pytest.raises(ValueError, match="expected the lines start and end"):
@@ -74,7 +74,7 @@ def test_marks_must_be_there(tmp_path):
     assert path.read_text() == "start"
 
 
-def test_found_beside_advice(several, tmp_path):
+def test_verdicts_are_written_into_guides(several, tmp_path):
     guide = tmp_path / "docs" / "guide.md"
     guide.parent.mkdir()
     guide.write_text("take it <!-- found: gw-constraints dbn-vgg -->stale<!-- /found --> or not")
@@ -90,8 +90,8 @@ def test_found_beside_advice(several, tmp_path):
     assert sorted(path.name for path in guide.parent.iterdir()) == ["guide.md"]
 
 
-def test_what_the_texts_say_was_found_is_what_was():
-    """Where it fails: make pages."""
+def test_readme_and_docs_are_current():
+    """If this fails, run ``make pages``."""
     outcomes = gather(ROOT / "lab" / "results", "default")
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
@@ -107,8 +107,8 @@ def test_what_the_texts_say_was_found_is_what_was():
     assert f"{markdown_page.START}\n\n{table}\n\n{markdown_page.END}" in page.read_text()
 
 
-def test_the_table_of_a_run(several):
-    """In a terminal: a line a part, the bar named, and what the run is short of with every claim but the exact one."""
+def test_verdict_table(several):
+    """It has one line per part, marks bars, and marks all claims of a reduced run except the exact ones."""
     (content,) = [o.content for o in several if o.experiment.id == "gw-constraints"]
     view = command.build_verdict_table(content)
     what, _, here, verdicts = ([*column.cells] for column in view.columns)
@@ -120,7 +120,7 @@ def test_the_table_of_a_run(several):
     assert "1.5 min on 2 threads" in view.title
 
 
-def test_the_list_has_measured_costs(several, tmp_path):
+def test_experiment_table_has_measured_costs(several, tmp_path):
     view = command.build_experiment_table(tmp_path / "results")
     rows = dict(
         zip(view.columns[0].cells, zip(*(column.cells for column in view.columns[2:]), strict=True), strict=True)

@@ -1,4 +1,4 @@
-"""Measurements and costs: what is timed is what it says, and what is printed is judged against it."""
+"""Costs: what is timed and counted, and the comparison with printed values."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_norms_of_the_figures():
     assert (norm.group_size, norm.solver.steps) == (128, 7)
 
 
-def test_norms_in_the_order_of_work():
+def test_norms_in_order_of_execution():
     class Backwards(nn.Module):
         def __init__(self):
             super().__init__()
@@ -53,7 +53,7 @@ def test_flops_are_counted_without_arithmetic():
     assert meta > costs.count_gflops(costs.build_net("resnet-tiny", 10), 64)
 
 
-def test_dilated_resnet_keeps_an_eighth():
+def test_dilated_resnet_has_output_stride_8():
     net = costs.build_net("resnet50-dilated", 10, costs.RESNET50["BW 14 layers"])
     assert sum(isinstance(module, whitenorm.DecorrelatedBatchNorm) for module in net.modules()) == 14
     sizes = []
@@ -80,8 +80,8 @@ def test_judging_overheads():
     assert get_verdict(overheads.ordered(["SW", "BW"], "1")(results)) == "not held"
 
 
-def test_a_norm_that_takes_long_is_seen(monkeypatch):
-    """The ratio is of the norm's net to BatchNorm's, and not the other way."""
+def test_a_slow_norm_has_a_large_overhead(monkeypatch):
+    """The ratio is that of the norm's net to BatchNorm's, not the inverse."""
     fed = {"batch": 8, "resolution": 64, "classes": 10, "rounds": 3}
     settings = overheads.settings("1", "cnn-4", "DBN-G512", costs.VGG_A["DBN-G512"], fed)
     slow = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(40)], nn.Flatten(), nn.Linear(3 * 64**2, 10))

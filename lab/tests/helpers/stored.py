@@ -54,7 +54,7 @@ def store_several(folder, monkeypatch):
     """Store results of an experiment at a reduced scale: a claim with parts, one without, an exact one, and a bar."""
     original = EXPERIMENTS["gw-constraints"]
     exact, bar, plain = (
-        dataclasses.replace(original.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
+        dataclasses.replace(original.claims[0], text=text, exact=text == "exact", bar=text == "bar", reason="")
         for text in ("exact", "bar", "plain")
     )
     experiment = dataclasses.replace(original, claims=(exact, bar, plain), reduction=SHORT)

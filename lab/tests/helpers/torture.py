@@ -111,7 +111,7 @@ def read_metrics(folder):
     return [{name: value for name, value in epoch.items() if "second" not in name} for epoch in epochs]
 
 
-def ended_equal(a, b):
+def has_same_outcome(a, b):
     """Return whether two runs ended with the same values and weights."""
     states = [torch.load(folder / "weights.pt", weights_only=True) for folder in (a, b)]
     return (
@@ -149,7 +149,7 @@ def run_trial(case, images, whole, seconds, folder, draw, has_damage):
         return killed, damaged, f"TRACEBACK\n{output}"
     if code != 0:
         return killed, damaged, f"REFUSED {output.strip().splitlines()[-1]}"
-    return killed, damaged, "same" if ended_equal(folder, whole) else "OTHER NUMBERS"
+    return killed, damaged, "same" if has_same_outcome(folder, whole) else "OTHER NUMBERS"
 
 
 def main():

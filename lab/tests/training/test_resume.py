@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab.tests.helpers import torture
-from lab.tests.helpers.torture import CASES, build_options, ended_equal, train
+from lab.tests.helpers.torture import CASES, build_options, has_same_outcome, train
 from whitenorm_lab import checksum
 from whitenorm_lab.cli import main
 from whitenorm_lab.training import Train, fit, load, lock
@@ -50,7 +50,7 @@ def test_killed(case, images, wholes, tmp_path):
         assert code == -signal.SIGKILL, said
     code, said = train(options)
     assert code == 0, said
-    assert ended_equal(tmp_path / "run", wholes(case))
+    assert has_same_outcome(tmp_path / "run", wholes(case))
 
 
 @pytest.mark.parametrize("case", ["steps", "steps and test-every", "plain"])
@@ -60,13 +60,13 @@ def test_killed_after_the_last_step(case, images, wholes, tmp_path):
     for name in ("outcome.json", "weights.pt"):
         (tmp_path / "run" / name).unlink()
     assert train(options)[0] == 0
-    assert ended_equal(tmp_path / "run", wholes(case))
+    assert has_same_outcome(tmp_path / "run", wholes(case))
 
 
 def test_workers_do_not_change_the_numbers(images, wholes, tmp_path):
     options = build_options("folder", images, tmp_path / "run")
     assert train({**options, "workers": 2})[0] == 0
-    assert ended_equal(tmp_path / "run", wholes("folder"))
+    assert has_same_outcome(tmp_path / "run", wholes("folder"))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_no_checkpoint_is_left(stopped):
     code, said = train(options)
     assert code == 0, said
     assert "There is no earlier checkpoint; training starts from the beginning." in said
-    assert ended_equal(folder, whole)
+    assert has_same_outcome(folder, whole)
 
 
 @pytest.mark.parametrize("name", ["config.json", "outcome.json", "weights.pt"])
@@ -159,7 +159,7 @@ def test_damaged_results_are_made_again(name, stopped):
     assert code == 0, said
     if name != "config.json":
         assert f"It is renamed to {name}.damaged1." in said
-    assert ended_equal(folder, whole)
+    assert has_same_outcome(folder, whole)
 
 
 def test_another_configuration_whose_record_is_damaged(stopped):

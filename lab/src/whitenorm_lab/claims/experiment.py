@@ -30,9 +30,9 @@ class Claim:
     exact: bool = False
     """Whether the claim is independent of the scale (counts, shapes, placements); others are not decided at smoke
     scale."""
-    otherwise: str = ""
+    reason: str = ""
     """Known reason why the claim does not hold here, shown if it does not."""
-    ours: bool = False
+    bar: bool = False
     """Whether this is a bar of our own, such as a time on this machine against one printed for a GPU. Bars are counted
     separately from the papers' claims."""
 

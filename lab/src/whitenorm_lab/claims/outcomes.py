@@ -52,7 +52,7 @@ class Outcome:
 
 def _asked(experiment: Experiment) -> list[dict[str, Any]]:
     unknown = {"ours": "–", "verdict": "not run", "why": "", "reason": "", "short": "", "parts": [{"ours": "–"}]}
-    return [{"claim": claim.text, "paper": claim.paper, "bar": claim.ours, **unknown} for claim in experiment.claims]
+    return [{"claim": claim.text, "paper": claim.paper, "bar": claim.bar, **unknown} for claim in experiment.claims]
 
 
 def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,9 +66,9 @@ def explained(experiment: Experiment, content: dict[str, Any]) -> list[dict[str,
     rows = []
     for row in content["claims"]:
         claim = known.get(row["claim"])
-        reason = claim.otherwise if claim is not None and row["verdict"] == "not held" else ""
+        reason = claim.reason if claim is not None and row["verdict"] == "not held" else ""
         short = "" if scale != "default" or (claim is not None and claim.exact) else experiment.reduction
-        known_of = {"reason": reason, "short": short, "bar": claim is not None and claim.ours}
+        known_of = {"reason": reason, "short": short, "bar": claim is not None and claim.bar}
         rows.append({**row, **known_of, "parts": _parts(row), "why": _why(row)})
     return rows
 

@@ -169,8 +169,8 @@ def judge_claims(experiment: Experiment, runs: Results, scale: str, rule: str) -
     """Return every claim with our values and the verdict, as stored in the results."""
     judgements: dict[Claim, Judgement] = {}
     # Our own bars are corrected as a family of their own, so that they do not weaken the tests of the paper's claims.
-    for ours in (False, True):
-        family = [claim for claim in experiment.claims if claim.ours is ours]
+    for bar in (False, True):
+        family = [claim for claim in experiment.claims if claim.bar is bar]
         evidence = [claim.judge(runs) for claim in family]
         judgements |= dict(zip(family, judge(evidence, experiment.get_rule(rule)), strict=True))
     rows = []

@@ -87,19 +87,19 @@ EXPERIMENT = Experiment(
             "One DBN adds a larger share of a training step in parallel than alone",
             "+79, +69, +120, +177 % against +55, +32, +16, +9 %",
             _more_in_parallel("step"),
-            otherwise="A DBN's own statistics are not exchanged here: only gradients are, as many as with BatchNorm.",
+            reason="A DBN's own statistics are not exchanged here: only gradients are, as many as with BatchNorm.",
         ),
         Claim(
             "Training in parallel: added time at most as printed",
             "18 … 101 layers: +79, +69, +120, +177 %",
             overheads.within("step", _printed("B.3", "step"), "B.3"),
-            ours=True,
+            bar=True,
         ),
         Claim(
             "Inference in parallel: added time at most as printed",
             "+28, +29, +32, +36 %",
             overheads.within("inference", _printed("B.3", "inference"), "B.3"),
-            ours=True,
+            bar=True,
         ),
     ),
     scales={

@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
             'the ranges are "to ensure a feasible solution"; m ≥ d and g ≤ √d advised for stability',
             _enough,
             exact=True,
-            otherwise="Centred values have a rank below their number, so whitening d features needs m > d.",
+            reason="Centred values have a rank below their number, so whitening d features needs m > d.",
         ),
     ),
     scales={

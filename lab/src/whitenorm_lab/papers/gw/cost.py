@@ -51,7 +51,7 @@ EXPERIMENT = Experiment(
     title="Training step of ResNet-50 with GW, by placement",
     cost="4 min",
     claims=(
-        Claim("GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _within, ours=True),
+        Claim("GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _within, bar=True),
         Claim(
             "One GW adds least, all norms most",
             "4.3, 22.7, 90 %",
@@ -66,7 +66,7 @@ EXPERIMENT = Experiment(
             "At B12 GW adds more than at B2, less than at B3",
             "22.7, 40.6, 51.3 %",
             ordered(["GW S1-B2", "GW S1-B12", "GW S1-B3"], "A2"),
-            otherwise="On a CPU the matrix of every sample costs more than applying it, so layers count more than "
+            reason="On a CPU the matrix of every sample costs more than applying it, so layers count more than "
             "their channels: B12 has twice as many as B3.",
         ),
         Claim("GW adds less than BW_Σ", "22.7 against 31.3 %", ordered(["GW S1-B2", "BW_Σ S1-B2"], "A2")),

@@ -167,20 +167,20 @@ EXPERIMENT = Experiment(
             "DBN in VGG breaks down at group sizes of 32 and more, and not at 16",
             "unstable for a group size of 32 or above",
             _large_groups,
-            otherwise="LAPACK's decomposition in float32 converges, and no loss left the numbers in these few steps.",
+            reason="LAPACK's decomposition in float32 converges, and no loss left the numbers in these few steps.",
         ),
         Claim("DBN before the classifier always breaks down, ε = 1e-7", "always, ε not stated", _features),
         Claim(
             "With ε = 1e-3 DBN before the classifier gets through",
             "not stated",
             _none(net="resnet20", gradient=_PRINTED, eps=_USUAL),
-            ours=True,
+            bar=True,
         ),
         Claim(
             "The library's DBN gets through, whitening all channels and before the classifier, ε = 1e-7",
             "not stated",
             _none(gradient=_OURS),
-            ours=True,
+            bar=True,
         ),
     ),
     scales={
