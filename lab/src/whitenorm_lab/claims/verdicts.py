@@ -8,7 +8,7 @@ significant in the other direction, and not decided otherwise. A claim that two 
 by significantly less than a stated margin (two one-sided tests), and not held if they differ by significantly more. A
 claim of several parts is held if all parts are, and not held if any part is not; the p-value of that part is multiplied
 by the number of parts. Counts are compared without a test. A claim about runs that a smaller scale leaves out is not
-run. No seed was used to choose a set-up.
+run. None of the seeds was used to choose a set-up.
 
 Results that are older than this rule keep the rule by which they were judged, and say so: Welch's t-test over all
 seeds, one-sided, at 5 % for each claim, with at least three seeds.
