@@ -18,7 +18,7 @@ def write_folder(path, train, val):
     return path
 
 
-def find_whitening(model):
+def list_sw_layers(model):
     return [name for name, module in model.named_modules() if isinstance(module, whitenorm.SwitchableWhitening)]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.tests.helpers.scenes import find_whitening, write_weights
+from lab.tests.helpers.scenes import list_sw_layers, write_weights
 from whitenorm_lab.tasks.segmentation import net
 from whitenorm_lab.tasks.segmentation.backbones import backbone
 
@@ -44,7 +44,7 @@ def test_unknown_backbone(name, options, words):
 @pytest.mark.parametrize("norm", ["sw", "sw5"])
 def test_places_of_switchable_whitening(norm, where, number):
     model = net.build("timm:resnet50", 5, norm=norm, where=where, width=4)
-    found = find_whitening(model)
+    found = list_sw_layers(model)
     assert len(found) == number
     assert found[0] == "backbone.bn1"
     assert all(name.startswith("backbone.layer") and name.endswith(".bn2") for name in found[1:])
@@ -53,7 +53,7 @@ def test_places_of_switchable_whitening(norm, where, number):
 
 def test_places_in_a_mobile_net():
     model = net.build("timm:tf_efficientnet_lite0", 5, norm="sw", where="sw-14", stride=32)
-    widths = [model.get_submodule(name).num_features for name in find_whitening(model)]
+    widths = [model.get_submodule(name).num_features for name in list_sw_layers(model)]
     assert widths == [32, 16, 24, 24, 40, 40, 80, 80, 80, 112, 112, 112, 192, 192]
 
 
@@ -92,7 +92,7 @@ def test_weights_from_a_file(tmp_path):
     assert own
     assert all(torch.equal(value, state[name]) for name, value in own.items())
     model = net.build("timm:resnet18", 5, "psp", "sw", "l1", width=4, weights=str(tmp_path / "trained.pt"))
-    first = model.get_submodule(find_whitening(model)[0])
+    first = model.get_submodule(list_sw_layers(model)[0])
     assert torch.equal(first.weight, state["bn1.weight"]), "γ carries over"
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from torch import nn
 
-from lab.tests.helpers.scenes import TINY, find_whitening, write_folder, write_weights
+from lab.tests.helpers.scenes import TINY, list_sw_layers, write_folder, write_weights
 from whitenorm_lab.cli import main
 from whitenorm_lab.tasks import segmentation
 from whitenorm_lab.tasks.segmentation.config import Segment, SwAde20k
@@ -36,7 +36,7 @@ def test_run(run):
     assert 0 <= outcome.latest("test_miou") <= 1
     picture = np.asarray(Image.open(path / SHEET).convert("RGB"))
     assert picture.std() > 20
-    assert len(find_whitening(load(path))) == 1
+    assert len(list_sw_layers(load(path))) == 1
     assert evaluate(Evaluate(path))["test"] == outcome.epochs[-1].tests["test"]
 
 
