@@ -20,10 +20,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from whitenorm_lab import nets
 from whitenorm_lab.data import Dataset, Split
-from whitenorm_lab.machine import machine
+from whitenorm_lab.machine import describe_machine
 from whitenorm_lab.tasks.classification.images import TrainBatches
 from whitenorm_lab.tasks.classification.task import Classification
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 from whitenorm_lab.training import Train, fit
 
 BATCH = 128
@@ -57,18 +57,18 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
         "step": step,
         "loop": lambda: seconds.append(fit(config, dataset=dataset).seconds / _LOOP_STEPS),
     }
-    times = interleaved(runs, rounds)
+    times = time_interleaved(runs, rounds)
     times["loop"] = seconds[1:]
     report: dict[str, Any] = {name: summarise(values)._asdict() for name, values in times.items()}
     report["threads"] = threads
     report["images_per_second"] = {name: round(1e3 * BATCH / report[name]["ms"]) for name in runs}
-    report["batch_to_step"] = ratio(times["batch"], times["step"])
-    report["loop_to_step"] = ratio(times["loop"], times["step"])
+    report["batch_to_step"] = median_ratio(times["batch"], times["step"])
+    report["loop_to_step"] = median_ratio(times["loop"], times["step"])
     return report
 
 
 def main() -> None:
-    results = {"machine": machine(), "load": os.getloadavg()[0], "batch": BATCH}
+    results = {"machine": describe_machine(), "load": os.getloadavg()[0], "batch": BATCH}
     results["measured"] = [measure(threads, rounds=9) for threads in (1, 2)]
     path = Path(__file__).parent / "results" / "data_path.json"
     path.write_text(json.dumps(results, indent=1) + "\n")

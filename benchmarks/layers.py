@@ -21,8 +21,8 @@ import whitenorm
 from benchmarks import papers
 from benchmarks.native import Native
 from whitenorm.diagnostics import flops, saved_bytes
-from whitenorm_lab.costs import layer_step
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.costs import build_layer_step
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 
 class Method(NamedTuple):
@@ -104,15 +104,15 @@ def _row(
     floor = 5 * 2 * math.prod(shape) * solved_size(name, shape) / rate + solve_floor(name, shape)
     row = {
         **summarise(own)._asdict(),
-        "to_batchnorm": ratio(own, base),
-        "to_groupnorm": ratio(own, training["GroupNorm"]),
-        "to_paper": ratio(own, training[f"{name} paper"]),
-        "to_native": ratio(own, training[f"{name} native"]) if method.native is not None else None,
-        "to_floor": ratio(own, [floor + value for value in base]),
-        "forward_to_batchnorm": ratio(forward[name], forward["BatchNorm"]),
-        "forward_to_paper": ratio(forward[name], forward[f"{name} paper"]),
+        "to_batchnorm": median_ratio(own, base),
+        "to_groupnorm": median_ratio(own, training["GroupNorm"]),
+        "to_paper": median_ratio(own, training[f"{name} paper"]),
+        "to_native": median_ratio(own, training[f"{name} native"]) if method.native is not None else None,
+        "to_floor": median_ratio(own, [floor + value for value in base]),
+        "forward_to_batchnorm": median_ratio(forward[name], forward["BatchNorm"]),
+        "forward_to_paper": median_ratio(forward[name], forward[f"{name} paper"]),
         "inference_ms": summarise(inference[name]).ms,
-        "inference_to_batchnorm": ratio(inference[name], inference["BatchNorm"]),
+        "inference_to_batchnorm": median_ratio(inference[name], inference["BatchNorm"]),
         "saved": saved_share(method.layer(shape[1]), shape),
         "saved_paper": saved_share(method.paper(shape[1]), shape),
         "saved_batchnorm": saved_share(_batchnorm(shape), shape),
@@ -121,12 +121,14 @@ def _row(
         "peak_batchnorm": peak_share(_batchnorm(shape), shape),
     }
     if len(shape) == 4:
-        row["to_convolution"] = ratio(own, training["3×3 convolution"])
+        row["to_convolution"] = median_ratio(own, training["3×3 convolution"])
         row["channels_last_to_contiguous"] = summarise(training[f"{name} channels-last"]).ms / row["ms"]
     if name in ("IterNorm", "DBN"):
-        row["inference_to_product"] = ratio(inference[name], inference[f"product {min(method.features, shape[1])}"])
+        row["inference_to_product"] = median_ratio(
+            inference[name], inference[f"product {min(method.features, shape[1])}"]
+        )
     if name == "IterNorm" and len(shape) == 4:
-        row["folded_to_convolution"] = ratio(inference["folded"], inference["convolution"])
+        row["folded_to_convolution"] = median_ratio(inference["folded"], inference["convolution"])
         counts = {key: flops(module, torch.randn(1, *shape[1:])) for key, module in _folded(shape[1]).items()}
         row["folded_extra_flops"] = counts["folded"] - counts["convolution"]
     return row
@@ -145,11 +147,11 @@ def solve_floor(name: str, shape: tuple[int, ...]) -> float:
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(number, size, size, generator=generator)
     out = torch.empty_like(a)
-    product = min(interleaved({"": lambda: torch.bmm(a, a, out=out)}, 20, 1.0)[""])
+    product = min(time_interleaved({"": lambda: torch.bmm(a, a, out=out)}, 20, 1.0)[""])
     if name != "DBN":
         return _NEWTON_PRODUCTS * product
     cov = a @ a.mT + torch.eye(size)
-    return _ZCA_PRODUCTS * product + min(interleaved({"": lambda: torch.linalg.eigh(cov)}, 20, 1.0)[""])
+    return _ZCA_PRODUCTS * product + min(time_interleaved({"": lambda: torch.linalg.eigh(cov)}, 20, 1.0)[""])
 
 
 def _folded(channels: int) -> dict[str, nn.Module]:
@@ -206,7 +208,9 @@ def _train(
 ) -> dict[str, list[float]]:
     x = torch.randn(shape).to(memory_format=memory_format).requires_grad_()
     grad = torch.randn(shape).to(memory_format=memory_format)
-    return interleaved({name: layer_step(module, x, grad) for name, module in modules.items()}, rounds, budget)
+    return time_interleaved(
+        {name: build_layer_step(module, x, grad) for name, module in modules.items()}, rounds, budget
+    )
 
 
 @torch.no_grad()
@@ -215,7 +219,7 @@ def _infer(
 ) -> dict[str, list[float]]:
     x = torch.randn(shape)
     runs = {name: functools.partial(module.train(training), x) for name, module in modules.items()}
-    return interleaved(runs, rounds, budget)
+    return time_interleaved(runs, rounds, budget)
 
 
 def saved_share(module: nn.Module, shape: tuple[int, ...]) -> float:

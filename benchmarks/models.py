@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from whitenorm_lab import costs
-from whitenorm_lab.costs import Choice, gflops
-from whitenorm_lab.machine import machine
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.costs import Choice, count_gflops
+from whitenorm_lab.machine import describe_machine
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
 # As many models as are timed in turns with one of BatchNorm: more would be too far from it in time.
@@ -37,31 +37,33 @@ def vgg_a(batch: int) -> Family:
 def measure(family: Family, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """A few models at a time beside BatchNorm's, all timed in the same rounds."""
     rows = {}
-    base = costs.make(family.net, family.classes)
+    base = costs.build_net(family.net, family.classes)
     names = list(family.models)
     fed = (family.batch, family.resolution)
     for start in range(0, len(names), TOGETHER):
         group = names[start : start + TOGETHER]
         progress(group[0])
-        made = {name: costs.make(family.net, family.classes, family.models[name]) for name in group}
+        made = {name: costs.build_net(family.net, family.classes, family.models[name]) for name in group}
         nets = {"BatchNorm": base, **made}
-        runs = {key: costs.training_step(net, *fed, family.classes) for key, net in nets.items()}
-        steps = interleaved(runs, rounds, budget=600)
-        inference = interleaved({key: costs.inference(net, *fed) for key, net in nets.items()}, rounds, budget=600)
+        runs = {key: costs.build_training_step(net, *fed, family.classes) for key, net in nets.items()}
+        steps = time_interleaved(runs, rounds, budget=600)
+        inference = time_interleaved(
+            {key: costs.build_inference(net, *fed) for key, net in nets.items()}, rounds, budget=600
+        )
         for name in group:
             rows[name] = {
-                "solver": costs.solver(nets[name]),
+                "solver": costs.list_solvers(nets[name]),
                 **summarise(steps[name])._asdict(),
-                "step_percent": 100 * (ratio(steps[name], steps["BatchNorm"]) - 1),
-                "inference_percent": 100 * (ratio(inference[name], inference["BatchNorm"]) - 1),
-                "gflops": gflops(nets[name], family.resolution),
+                "step_percent": 100 * (median_ratio(steps[name], steps["BatchNorm"]) - 1),
+                "inference_percent": 100 * (median_ratio(inference[name], inference["BatchNorm"]) - 1),
+                "gflops": count_gflops(nets[name], family.resolution),
                 "batchnorm_ms": summarise(steps["BatchNorm"]).ms,
             }
     return {
-        "machine": machine(),
+        "machine": describe_machine(),
         "name": family.name,
         "resolution": family.resolution,
         "batch": family.batch,
-        "gflops": gflops(base, family.resolution),
+        "gflops": count_gflops(base, family.resolution),
         "models": rows,
     }

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import whitenorm
 from whitenorm.diagnostics import monitor
 from whitenorm_lab import nets
-from whitenorm_lab.machine import machine
+from whitenorm_lab.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "monitoring.json"
 
@@ -111,7 +111,7 @@ def _stepper(model: nn.Module, shape: tuple[int, ...]) -> Callable[[], None]:
 
 def run(options: Overhead) -> dict[str, Any]:
     """Measure all, print and write."""
-    results: dict[str, Any] = {"machine": machine(), "seconds": options.seconds, "cases": {}}
+    results: dict[str, Any] = {"machine": describe_machine(), "seconds": options.seconds, "cases": {}}
     for name, (make, shape) in CASES.items():
         results["cases"][name] = case = measure(make, shape, options.seconds)
         print(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import costs, launch_tables, report
-from whitenorm_lab.markdown_sections import between
+from whitenorm_lab.markdown_sections import replace_section
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -67,7 +67,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         for name, block in mine.get(path.relative_to(root), {}).items():
-            text = between(text, f"<!-- {name} -->", f"<!-- end of {name.partition(':')[0]} -->", block, path)
+            text = replace_section(text, f"<!-- {name} -->", f"<!-- end of {name.partition(':')[0]} -->", block, path)
         found[path] = _MEASURED.sub(lambda match, path=path: _inline(match, path), text)
     return found
 

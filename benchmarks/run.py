@@ -23,9 +23,9 @@ from rich.progress import (
 
 from benchmarks import layers, models, pages, picture, report, solvers, sweep, tokens
 from whitenorm_lab.costs import RESNET50
-from whitenorm_lab.machine import machine
-from whitenorm_lab.terminal import terminal
-from whitenorm_lab.timing import sgemm_rate
+from whitenorm_lab.machine import describe_machine
+from whitenorm_lab.terminal import create_console
+from whitenorm_lab.timing import measure_sgemm_rate
 
 ROOT = Path(__file__).parent
 
@@ -49,7 +49,7 @@ class Bench:
 
 def run(bench: Bench) -> dict[str, Any]:
     """Measure, write the JSON, and make tables and picture from it."""
-    console = terminal()
+    console = create_console()
     path = bench.out or ROOT / "results" / ("quick.json" if bench.quick else "full.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     results = json.loads(path.read_text()) if bench.tables else measure(bench, console)
@@ -73,7 +73,7 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
     families = _families(bench.quick) if bench.models else []
     rounds, budget = (8, 6.0) if bench.quick else (12, 12.0)
     torch.manual_seed(0)
-    rate = sgemm_rate()
+    rate = measure_sgemm_rate()
     columns = (
         TextColumn("{task.description:>9} {task.fields[now]:<18}"),
         BarColumn(),
@@ -81,7 +81,7 @@ def measure(bench: Bench, console: Console) -> dict[str, Any]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    results: dict[str, Any] = {"machine": machine(), "quick": bench.quick, "sgemm_gflops": rate / 1e9}
+    results: dict[str, Any] = {"machine": describe_machine(), "quick": bench.quick, "sgemm_gflops": rate / 1e9}
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("layers", total=len(shapes), now="")
         results["layers"] = []

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, Solver, inverse_sqrt
-from whitenorm_lab.timing import interleaved, summarise
+from whitenorm_lab.timing import summarise, time_interleaved
 
 SOLVERS: dict[str, Solver] = {"newton": Newton(5), "zca": ZCA(), "pca": PCA(), "cholesky": Cholesky()}
 SIZES = [(16, 1), (16, 32), (16, 512), (64, 1), (64, 8), (64, 64), (128, 1), (256, 1), (512, 1)]
@@ -27,7 +27,9 @@ def measure(size: int, batch: int, rounds: int, budget: float) -> dict[str, Any]
         inverse_sqrt(cov, solver).backward(grad)
         cov.grad = None
 
-    times = interleaved({name: functools.partial(step, solver) for name, solver in SOLVERS.items()}, rounds, budget)
+    times = time_interleaved(
+        {name: functools.partial(step, solver) for name, solver in SOLVERS.items()}, rounds, budget
+    )
     rows = {}
     for name, solver in SOLVERS.items():
         truth = inverse_sqrt(exact, solver)

@@ -19,8 +19,8 @@ import whitenorm
 from benchmarks import papers
 from benchmarks.native import Native
 from whitenorm.ops import layout
-from whitenorm_lab.costs import layer_step
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.costs import build_layer_step
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 SIDES = (4, 7, 10, 14, 20)
 SAMPLES = (4, 32, 256)
@@ -60,11 +60,11 @@ def measure(name: str, features: int, shape: tuple[int, ...], rounds: int, budge
     """One row: times in milliseconds, and the fastest rival in units of the layer's."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     modules = contenders(name, features, shape[1])
-    runs = {key: layer_step(module, x, grad) for key, module in modules.items()}
+    runs = {key: build_layer_step(module, x, grad) for key, module in modules.items()}
     if name == "IterNorm":
-        runs["other layout"] = functools.partial(_in_other_layout, layer_step(modules[name], x, grad))
-    times = interleaved(runs, rounds, budget)
-    rivals = {key: ratio(values, times[name]) for key, values in times.items() if key != name}
+        runs["other layout"] = functools.partial(_in_other_layout, build_layer_step(modules[name], x, grad))
+    times = time_interleaved(runs, rounds, budget)
+    rivals = {key: median_ratio(values, times[name]) for key, values in times.items() if key != name}
     fastest = min(rivals, key=rivals.__getitem__)
     return {
         "method": name,

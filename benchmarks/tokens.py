@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import whitenorm
-from whitenorm_lab.machine import machine
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.machine import describe_machine
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 # √C, nearest divisor, is the layer's own choice; the others cost less.
 GROUPS = (None, 8, 4)
@@ -42,18 +42,18 @@ def families(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
 def measure(name: str, make: Callable[[], nn.Module], x: Tensor, rounds: int) -> dict[str, Any]:
     """Both times with LayerNorm, and those with whitening of several numbers of groups as multiples of them."""
     models = {"LayerNorm": make(), **{_label(groups): _whitened(make(), groups) for groups in GROUPS}}
-    steps = interleaved({key: _step(model, x) for key, model in models.items()}, rounds, budget=120)
-    inference = interleaved({key: _inference(model, x) for key, model in models.items()}, rounds, budget=60)
+    steps = time_interleaved({key: _step(model, x) for key, model in models.items()}, rounds, budget=120)
+    inference = time_interleaved({key: _inference(model, x) for key, model in models.items()}, rounds, budget=60)
     rows = {
         key: {
-            "step": ratio(steps[key], steps["LayerNorm"]),
-            "inference": ratio(inference[key], inference["LayerNorm"]),
+            "step": median_ratio(steps[key], steps["LayerNorm"]),
+            "inference": median_ratio(inference[key], inference["LayerNorm"]),
             "step_ms": summarise(steps[key]).ms,
             "inference_ms": summarise(inference[key]).ms,
         }
         for key in models
     }
-    return {"machine": machine(), "name": name, "input": list(x.shape), "rows": rows}
+    return {"machine": describe_machine(), "name": name, "input": list(x.shape), "rows": rows}
 
 
 def _label(groups: int | None) -> str:

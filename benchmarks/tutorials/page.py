@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from whitenorm_lab import checksum
-from whitenorm_lab.machine import machine
-from whitenorm_lab.markdown_sections import write_between
+from whitenorm_lab.machine import describe_machine
+from whitenorm_lab.markdown_sections import write_section
 
 _ROOT = Path(__file__).parents[2]
 
@@ -76,7 +76,12 @@ class Tutorial:
         """The whole run, with what it ran on."""
         code, start = self.digest(), time.process_time()
         found = self.ran()
-        return {"code": code, self.outcome: found, "seconds": time.process_time() - start, "machine": machine()}
+        return {
+            "code": code,
+            self.outcome: found,
+            "seconds": time.process_time() - start,
+            "machine": describe_machine(),
+        }
 
     def store(self, results: dict[str, Any]) -> None:
         self.results.write_text(json.dumps(checksum.add_checksum(results), indent=1) + "\n", encoding="utf-8")
@@ -94,7 +99,7 @@ class Tutorial:
         figure = self.draw(results)
         figure.savefig(self.picture, metadata={"Software": None, "Source": result_digest(results)})
         plt.close(figure)
-        write_between(self.page, f"<!-- {self.name} -->", f"<!-- /{self.name} -->", self.text(results))
+        write_section(self.page, f"<!-- {self.name} -->", f"<!-- /{self.name} -->", self.text(results))
 
     def _line(self) -> re.Match[str]:
         names, numbers = ", ".join(self.sizes), ", ".join([r"(\d+)"] * len(self.sizes))

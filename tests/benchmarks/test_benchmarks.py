@@ -14,7 +14,7 @@ import whitenorm
 from benchmarks import layers, models, papers, picture, report, solvers, sweep, tokens
 from benchmarks.native import Native
 from tests.helpers.cases import assert_close
-from whitenorm_lab.costs import RESNET50, VGG_A, gflops, make
+from whitenorm_lab.costs import RESNET50, VGG_A, build_net, count_gflops
 
 PAIRS = {
     "IterNorm": (papers.IterNorm(12, 6), whitenorm.IterNorm(12, 6)),
@@ -58,20 +58,20 @@ def test_same_as_the_layer(name):
     ],
 )
 def test_placements(name, count):
-    model = make("resnet50", 1000, RESNET50[name])
+    model = build_net("resnet50", 1000, RESNET50[name])
     kinds = (whitenorm.GroupWhitening, whitenorm.SwitchableWhitening)
     assert sum(isinstance(module, kinds) for module in model.modules()) == count
 
 
 def test_resnet50_is_the_one_the_papers_count():
     """25.557 M parameters, and SW's 4.1 GFLOPs."""
-    model = make("resnet50", 1000)
+    model = build_net("resnet50", 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
-    assert gflops(model, 224) == pytest.approx(4.1, abs=0.05)
+    assert count_gflops(model, 224) == pytest.approx(4.1, abs=0.05)
 
 
 def test_group_sizes_of_vgg():
-    model = make("vgg-a", 10, VGG_A["DBN-G256"])
+    model = build_net("vgg-a", 10, VGG_A["DBN-G256"])
     layers_ = [module for module in model.modules() if isinstance(module, whitenorm.DecorrelatedBatchNorm)]
     assert [layer.group_size for layer in layers_] == [64, 128, *[256] * 6]
 

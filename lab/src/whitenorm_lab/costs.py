@@ -1,4 +1,4 @@
-"""What training and inference with a norm cost: the papers' models by name, and what is timed of them."""
+"""Cost of training and inference with a norm: the papers' models by name, functions to time, and FLOP counts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from whitenorm_lab.nets import build, place_
 
 
 class Choice(NamedTuple):
-    """A norm, where a net has it, and its options."""
+    """A norm, its place in a net, and its options."""
 
     norm: str = "bn"
     where: str = "all"
     options: dict[str, Any] = {}  # noqa: RUF012
 
 
-# Each by its paper's solver: Newton in GW's and IterNorm's texts, ZCA in SW's and DBN's.
+# Each norm has its paper's solver: Newton in GW and IterNorm, ZCA in SW and DBN.
 RESNET50 = {
     **{f"GW {place}": Choice("gw", place.lower()) for place in ("S1", "S1-B1", "S1-B2", "S1-B3", "S1-B12", "full")},
     "BW_Σ S1-B2": Choice("bw-sigma", "s1-b2", {"solver": "newton"}),
@@ -39,42 +39,46 @@ RESNET50 = {
 VGG_A = {f"DBN-G{size}": Choice("dbn", "all", {"group_size": size}) for size in (8, 16, 64, 256, 512)}
 
 
-# Besides those that have a name already: ResNet-50 as segmentation uses it, with an eighth of the image's resolution at
-# the end, and one with a bottleneck a stage that takes no time.
-_OTHERS: dict[str, Callable[..., nn.Module]] = {
+# Nets that whitenorm_lab.nets does not have: ResNet-50 for segmentation, with output stride 8, and a tiny one for smoke
+# tests, with one bottleneck per stage.
+_NETS: dict[str, Callable[..., nn.Module]] = {
     "resnet50-dilated": partial(ResNet, Bottleneck, [3, 4, 6, 3], replace_stride_with_dilation=[False, True, True]),
     "resnet-tiny": partial(ResNet, Bottleneck, [1, 1, 1, 1], width_per_group=16),
 }
 
 
-def make(net: str, classes: int, choice: Choice = Choice()) -> nn.Module:  # noqa: B008
-    """A net with a norm, and BatchNorm elsewhere, by a name of :func:`whitenorm_lab.nets.build` or one of ours.
+def build_net(net: str, classes: int, choice: Choice = Choice()) -> nn.Module:  # noqa: B008
+    """Build a net with a norm at its place and BatchNorm elsewhere.
+
+    The net has a name of :data:`whitenorm_lab.nets.NETS`, or is ``resnet50-dilated`` or ``resnet-tiny``.
 
     Example::
 
-        >>> model = make("resnet20", 10, Choice("dbn", "l1"))
-        >>> gflops(model, 32)
+        >>> model = build_net("resnet20", 10, Choice("dbn", "l1"))
+        >>> count_gflops(model, 32)
         0.040813184
     """
-    if net not in _OTHERS:
+    if net not in _NETS:
         return build(net, classes, choice.norm, choice.where, norm_options=choice.options)
-    return place_(_OTHERS[net](num_classes=classes), choice.norm, choice.where, **choice.options)
+    return place_(_NETS[net](num_classes=classes), choice.norm, choice.where, **choice.options)
 
 
-def solver(model: nn.Module) -> str:
-    """How a net's layers whiten.
+def list_solvers(model: nn.Module) -> str:
+    """Return the names of the solvers of a net's whitening layers, joined by commas.
 
     Example::
 
-        >>> solver(make("resnet20", 10, Choice("dbn", "l1")))
+        >>> list_solvers(build_net("resnet20", 10, Choice("dbn", "l1")))
         'ZCA'
     """
-    found = {type(layer.solver).__name__ for layer in model.modules() if isinstance(layer, Whitening)}
-    return ", ".join(sorted(found))
+    return ", ".join(sorted({type(layer.solver).__name__ for layer in model.modules() if isinstance(layer, Whitening)}))
 
 
-def training_step(model: nn.Module, batch: int, resolution: int, classes: int) -> Callable[[], None]:
-    """Forward and backward on random images, with the loss; what the optimizer does is the same for all norms."""
+def build_training_step(model: nn.Module, batch: int, resolution: int, classes: int) -> Callable[[], None]:
+    """Return a function that runs forward, loss and backward on random images.
+
+    It has no optimizer step, which takes equally long with all norms.
+    """
     x = torch.randn(batch, 3, resolution, resolution)
     labels = torch.randint(classes, (batch,))
 
@@ -86,8 +90,8 @@ def training_step(model: nn.Module, batch: int, resolution: int, classes: int) -
     return run
 
 
-def inference(model: nn.Module, batch: int, resolution: int) -> Callable[[], None]:
-    """Forward in eval mode on random images."""
+def build_inference(model: nn.Module, batch: int, resolution: int) -> Callable[[], None]:
+    """Return a function that runs forward in eval mode on random images."""
     x = torch.randn(batch, 3, resolution, resolution)
 
     def run() -> None:
@@ -98,8 +102,8 @@ def inference(model: nn.Module, batch: int, resolution: int) -> Callable[[], Non
     return run
 
 
-def layer_step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], None]:
-    """Forward and backward of a layer, for the gradient of its input, a leaf, and of its parameters."""
+def build_layer_step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], None]:
+    """Return a function that runs a layer's forward and backward; ``x`` must be a leaf that requires grad."""
 
     def run() -> None:
         module(x).backward(grad)
@@ -108,22 +112,21 @@ def layer_step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], None]
     return run
 
 
-def products(make: Callable[[], nn.Module], *shape: int) -> int:
-    """Multiplications, each with its addition, of a layer's forward pass in training, counted without arithmetic.
+def count_products(build: Callable[[], nn.Module], *shape: int) -> int:
+    """Count the multiply-adds of a layer's forward pass in training, without computing them.
 
-    Of convolutions and matrix products; an eigendecomposition is not counted.
+    Counts convolutions and matrix products, but not eigendecompositions.
 
     Example::
 
-        >>> products(lambda: nn.Conv2d(4, 4, 3, padding=1, bias=False), 1, 4, 8, 8) == 9 * 8 * 8 * 4 * 4
+        >>> count_products(lambda: nn.Conv2d(4, 4, 3, padding=1, bias=False), 1, 4, 8, 8) == 9 * 8 * 8 * 4 * 4
         True
     """
-    # Weights without values take no time to make.
     with torch.device("meta"):
-        return flops(make().train(), torch.empty(shape)) // 2
+        return flops(build().train(), torch.empty(shape)) // 2
 
 
-def gflops(model: nn.Module, resolution: int) -> float:
-    """Multiplications and additions of inference on one image, a pair counted as one, as the SW paper does."""
+def count_gflops(model: nn.Module, resolution: int) -> float:
+    """Count the multiply-adds of inference on one image, in billions, as the SW paper counts FLOPs."""
     device = next(model.parameters()).device
     return flops(model.eval(), torch.randn(1, 3, resolution, resolution, device=device)) / 2e9

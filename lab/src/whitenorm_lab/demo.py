@@ -1,4 +1,4 @@
-"""One small convolutional net, trained once with each normalization: what ``whitenorm-lab demo`` shows."""
+"""The command ``whitenorm-lab demo``: train one small convolutional net with each normalization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import whitenorm
 from whitenorm_lab import digits
-from whitenorm_lab.terminal import print_table, terminal
+from whitenorm_lab.terminal import create_console, print_table
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "BN": nn.BatchNorm2d,
@@ -40,22 +40,22 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 class Demo:
     """Train one small convolutional net on handwritten digits with BN, GN, DBN, IterNorm, SW and GW.
 
-    Same seed, same order of images, same budget for all. Prints a table, and writes the curves as a picture and the
-    numbers as JSON. About half a minute on two cores.
+    All norms get the same seed, order of images and number of epochs. Prints a table, and writes the curves as a figure
+    and the values as JSON. Takes about half a minute on two cores.
     """
 
     out: Path = Path("whitenorm-demo")
     """Folder for curves.png and results.json."""
     epochs: int = 15
-    """Passes over the 1,297 training images."""
+    """Epochs over the 1,297 training images."""
     batch_size: int = 64
-    """Images a step."""
+    """Images per step."""
     lr: float = 0.05
     """Learning rate of SGD with momentum 0.9."""
     target: float = 0.9
-    """Test accuracy whose first epoch the table shows."""
+    """Test accuracy; the table has the first epoch that reaches it."""
     seed: int = 0
-    """Of weights and of the order of images."""
+    """Seed of the weights and of the order of images."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -66,7 +66,7 @@ class Demo:
 
 @dataclass
 class Result:
-    """What one norm's training gave; the lists have one entry an epoch."""
+    """Training result of one norm; the lists have one entry per epoch."""
 
     norm: str
     train_loss: list[float] = field(default_factory=list)
@@ -75,18 +75,18 @@ class Result:
     condition_number: float = 0.0
 
     def epochs_to(self, target: float) -> int | None:
-        """The first epoch whose test accuracy reaches the target."""
+        """Return the first epoch whose test accuracy reaches the target, or None."""
         return next((i for i, accuracy in enumerate(self.test_accuracy, start=1) if accuracy >= target), None)
 
 
 def main(args: list[str]) -> None:
-    """Parse the arguments and run."""
+    """Parse the arguments and run the command."""
     run(tyro.cli(Demo, prog="whitenorm-lab demo", args=args))
 
 
 def run(demo: Demo) -> list[Result]:
-    """Train with every norm, show progress, print the table, write both files."""
-    console = terminal()
+    """Train with every norm, write figure and JSON, and print the table."""
+    console = create_console()
     demo.out.mkdir(parents=True, exist_ok=True)
     train, test = digits.load()
     columns = (
@@ -98,7 +98,7 @@ def run(demo: Demo) -> list[Result]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    # Without a terminal rich shows bars at the end alone, and cuts what they say.
+    # Without a terminal, rich shows bars only at the end, and truncates their text.
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         tasks = {name: progress.add_task(name, total=demo.epochs, last="", start=False) for name in NORMS}
         results = []
@@ -109,46 +109,47 @@ def run(demo: Demo) -> list[Result]:
                 last = f"loss {result.train_loss[-1]:.3f}  test {result.test_accuracy[-1]:.1%}"
                 progress.update(task, advance=1, last=last)
             results.append(result)
-    # The files before the table: who reads only its head, as head does, ends the command there.
+    # Write the files first, because printing into a closed pipe, such as that of head, ends the command.
     write_json(results, demo, demo.out / "results.json")
-    draw(results, demo, demo.out / "curves.png")
-    print_table(console, table(results, demo))
-    console.print(f"Curves: {demo.out / 'curves.png'}   Numbers: {demo.out / 'results.json'}", soft_wrap=True)
+    draw_curves(results, demo, demo.out / "curves.png")
+    print_table(console, build_table(results, demo))
+    console.print(f"Curves: {demo.out / 'curves.png'}   Values: {demo.out / 'results.json'}", soft_wrap=True)
     return results
 
 
-def net(norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Four 3×3 convolutions, each followed by the norm, and a linear classifier of the pooled features."""
+def build_net(norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Build four 3×3 convolutions, each followed by the norm, and a linear classifier of the pooled features."""
 
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), norm(outputs), nn.ReLU()]
+    def build_block(in_channels: int, out_channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False), norm(out_channels), nn.ReLU()]
 
     return nn.Sequential(
-        *block(1, 32),
-        *block(32, 32),
+        *build_block(1, 32),
+        *build_block(32, 32),
         nn.MaxPool2d(2),
-        *block(32, 64),
-        *block(64, 64),
+        *build_block(32, 64),
+        *build_block(64, 64),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),
     )
 
 
+# Index of the last norm in that net.
 LAST_NORM = 11
 
 
 def train_epochs(result: Result, demo: Demo, train: digits.Split, test: digits.Split) -> Iterator[None]:
-    """Train, filling in the result; yields after every epoch."""
+    """Train and record in ``result``; yield after every epoch."""
     torch.manual_seed(demo.seed)
-    model = net(NORMS[result.norm])
+    model = build_net(NORMS[result.norm])
     optimizer = torch.optim.SGD(model.parameters(), lr=demo.lr, momentum=0.9)
     order = torch.Generator().manual_seed(demo.seed)
     times = []
     for _ in range(demo.epochs):
         model.train()
         losses = []
-        # What does not fill a last batch is left out: every step sees as many images.
+        # Drop the last, smaller batch.
         steps = len(train.labels) // demo.batch_size
         for batch in torch.randperm(len(train.labels), generator=order).split(demo.batch_size)[:steps]:
             start = time.perf_counter()
@@ -159,43 +160,43 @@ def train_epochs(result: Result, demo: Demo, train: digits.Split, test: digits.S
             times.append(time.perf_counter() - start)
             losses.append(loss.item())
         result.train_loss.append(sum(losses) / len(losses))
-        result.test_accuracy.append(accuracy(model, test))
+        result.test_accuracy.append(compute_accuracy(model, test))
         result.ms_per_step = 1000 * median(times)
-        result.condition_number = condition_number(model[: LAST_NORM + 1], test.images)
+        result.condition_number = compute_condition_number(model[: LAST_NORM + 1], test.images)
         yield
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, split: digits.Split) -> float:
-    """The share of images whose digit the model names, at inference."""
+def compute_accuracy(model: nn.Module, split: digits.Split) -> float:
+    """Return the share of correctly classified images, in eval mode."""
     return (model.eval()(split.images).argmax(1) == split.labels).float().mean().item()
 
 
 @torch.no_grad()
-def condition_number(layers: nn.Module, images: Tensor) -> float:
-    """λ_max / λ_min of the channels' covariance after these layers, at inference, every position a sample."""
+def compute_condition_number(layers: nn.Module, images: Tensor) -> float:
+    """Return λ_max / λ_min of the channels' covariance over all positions, after these layers in eval mode."""
     return whitenorm.diagnostics.condition_number(layers.eval()(images))
 
 
-def table(results: list[Result], demo: Demo) -> Table:
-    """The comparison, one row a norm."""
-    view = Table(
+def build_table(results: list[Result], demo: Demo) -> Table:
+    """Return a table with one row per norm."""
+    table = Table(
         title=f"Handwritten digits, {demo.epochs} epochs, seed {demo.seed}",
-        caption="Condition number: of the features' covariance after the last norm, on the test images.",
+        caption="The condition number is that of the features' covariance after the last norm, on the test images.",
     )
-    view.add_column("norm")
+    table.add_column("norm")
     headings = [
         "test accuracy",
         "training loss",
         f"epochs to {demo.target:.0%}",
-        "ms a step",
+        "ms per step",
         "condition number",
     ]
     for heading in headings:
-        view.add_column(heading, justify="right")
+        table.add_column(heading, justify="right")
     for result in results:
         reached = result.epochs_to(demo.target)
-        view.add_row(
+        table.add_row(
             result.norm,
             f"{result.test_accuracy[-1]:.1%}",
             f"{result.train_loss[-1]:.4f}",
@@ -203,11 +204,11 @@ def table(results: list[Result], demo: Demo) -> Table:
             f"{result.ms_per_step:.1f}",
             f"{result.condition_number:.3g}",
         )
-    return view
+    return table
 
 
 def write_json(results: list[Result], demo: Demo, path: Path) -> None:
-    """All numbers, with what they were measured with."""
+    """Write settings, versions, machine and results."""
     content = {
         "settings": {**asdict(demo), "out": str(demo.out)},
         "versions": {
@@ -221,8 +222,8 @@ def write_json(results: list[Result], demo: Demo, path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def draw(results: list[Result], demo: Demo, path: Path) -> None:
-    """Training loss and test accuracy by epoch."""
+def draw_curves(results: list[Result], demo: Demo, path: Path) -> None:
+    """Plot training loss and test accuracy by epoch."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     epochs = range(1, demo.epochs + 1)
     for result in results:

@@ -1,4 +1,4 @@
-"""A small real image set that ships with the package: handwritten digits of 8×8 pixels (see ``assets/NOTICE.md``)."""
+"""Handwritten digits of 8×8 pixels, a small data set that ships with the package (see ``assets/NOTICE.md``)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ class Split(NamedTuple):
     labels: Tensor
 
 
-def pixels() -> tuple[Split, Split]:
-    """Training and test images as bytes from 0 to 240; the test images are the last 500, from writers mostly unseen."""
+def load_pixels() -> tuple[Split, Split]:
+    """Return training and test images as bytes from 0 to 240.
+
+    The last 500 images are the test set, mostly by writers who are not in the training set.
+    """
     packed = resources.files("whitenorm_lab").joinpath("assets/digits.bin.gz").read_bytes()
     rows = torch.frombuffer(bytearray(gzip.decompress(packed)), dtype=torch.uint8).view(-1, _PIXELS + 1)
-    # The set has 17 grey levels, 0 to 16.
+    # The data set has 17 grey levels, 0 to 16.
     images = (15 * rows[:, :_PIXELS]).reshape(-1, 1, 8, 8)
     labels = rows[:, _PIXELS].long()
     return Split(images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES]), Split(images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:])
 
 
 def load() -> tuple[Split, Split]:
-    """Training and test images, standardised as a whole.
+    """Return training and test images, standardised by one mean and deviation over all pixels.
 
     Example::
 
@@ -40,7 +43,7 @@ def load() -> tuple[Split, Split]:
         >>> train.images.shape, test.labels.shape
         (torch.Size([1297, 1, 8, 8]), torch.Size([500]))
     """
-    train, test = pixels()
+    train, test = load_pixels()
     mean, std = train.images.float().mean(), train.images.float().std()
     train, test = (Split((split.images.float() - mean) / std, split.labels) for split in (train, test))
     return train, test

@@ -1,19 +1,23 @@
-"""The papers' own figures of time and cost, as printed, to stand beside what is measured here.
+"""Times and costs printed in the papers, to compare measurements with.
 
-They come from other machines, most of them GPUs: only ratios can be compared.
+They are from other machines, most of them GPUs, so only ratios can be compared.
 """
 
 from __future__ import annotations
 
 
-def _percent(times: dict[str, float], base: float) -> dict[str, float]:
-    return {name: 100 * (time / base - 1) for name, time in times.items()}
+def _compute_percent(time: float, base: float) -> float:
+    return 100 * (time / base - 1)
 
 
-# Additional time of a training step over BatchNorm.
+def _compute_percents(times: dict[str, float], base: float) -> dict[str, float]:
+    return {name: _compute_percent(time, base) for name, time in times.items()}
+
+
+# Time added to a training step, in percent of BatchNorm's.
 STEP_PERCENT = {
-    # GW, table A2, (BW_Σ) A3 and (full) the text before them: ms, ResNet-50, V100.
-    **_percent(
+    # GW, tables A2 and A3 (BW_Σ), and the text before them (full): ms, ResNet-50, V100.
+    **_compute_percents(
         {
             "GW S1": 437,
             "GW S1-B1": 518,
@@ -26,19 +30,23 @@ STEP_PERCENT = {
         419,
     ),
     # SW, supplement, table 1: seconds, ResNet-50 at 224², CPU.
-    **_percent({"BW 7 layers": 0.793, "SW^a 7 layers": 0.802, "SW^b 7 layers": 0.817}, 0.720),
-    # DBN, table B.1: seconds an epoch, VGG-A on CIFAR, GPU.
-    **_percent({"DBN-G8": 707.47, "DBN-G16": 466.92, "DBN-G64": 297.25, "DBN-G256": 440.88, "DBN-G512": 1004}, 163.68),
+    **_compute_percents({"BW 7 layers": 0.793, "SW^a 7 layers": 0.802, "SW^b 7 layers": 0.817}, 0.720),
+    # DBN, table B.1: seconds per epoch, VGG-A on CIFAR, GPU.
+    **_compute_percents(
+        {"DBN-G8": 707.47, "DBN-G16": 466.92, "DBN-G64": 297.25, "DBN-G256": 440.88, "DBN-G512": 1004}, 163.68
+    ),
 }
 
-# The same of inference.
+# Time added to inference, in percent of BatchNorm's.
 INFERENCE_PERCENT = {
-    **_percent({"BW 7 layers": 0.259, "SW^a 7 layers": 0.262, "SW^b 7 layers": 0.268}, 0.210),
-    **_percent({"DBN-G8": 15.50, "DBN-G16": 14.41, "DBN-G64": 13.70, "DBN-G256": 13.64, "DBN-G512": 13.68}, 11.47),
+    **_compute_percents({"BW 7 layers": 0.259, "SW^a 7 layers": 0.262, "SW^b 7 layers": 0.268}, 0.210),
+    **_compute_percents(
+        {"DBN-G8": 15.50, "DBN-G16": 14.41, "DBN-G64": 13.70, "DBN-G256": 13.64, "DBN-G512": 13.68}, 11.47
+    ),
 }
 
-# A training step at 713², batch 1: SW, supplement, table 2, seconds, CPU.
-STEP_PERCENT_713 = _percent(
+# The same at 713², batch 1: SW, supplement, table 2, seconds, CPU.
+STEP_PERCENT_713 = _compute_percents(
     {
         "BW 7 layers": 17.72,
         "SW^a 7 layers": 17.89,
@@ -50,7 +58,7 @@ STEP_PERCENT_713 = _percent(
     17.61,
 )
 
-INFERENCE_PERCENT_713 = _percent(
+INFERENCE_PERCENT_713 = _compute_percents(
     {
         "BW 7 layers": 8.42,
         "SW^a 7 layers": 8.52,
@@ -62,39 +70,39 @@ INFERENCE_PERCENT_713 = _percent(
     8.29,
 )
 
-# One DBN in a residual net: training and inference beyond BatchNorm's. DBN, table B.2, seconds an epoch on CIFAR, and
-# table B.4, seconds an iteration on ImageNet, a GPU.
+# Percent that one DBN adds to training and inference of a residual net. DBN, table B.2, seconds per epoch on CIFAR, and
+# table B.4, seconds per iteration on ImageNet, one GPU.
 DBN_L1_PERCENT = {
-    "resnet20": (100 * (42.87 / 25.97 - 1), 100 * (2.44 / 1.94 - 1)),
-    "resnet32": (100 * (57.47 / 40.36 - 1), 100 * (3.33 / 2.80 - 1)),
-    "resnet44": (100 * (72.06 / 55.03 - 1), 100 * (4.36 / 3.65 - 1)),
-    "resnet56": (100 * (86.80 / 69.53 - 1), 100 * (5.12 / 4.57 - 1)),
-    "wrn-28-10": (100 * (457 / 440 - 1), 100 * (38.10 / 36.56 - 1)),
-    "wrn-40-10": (100 * (659.55 / 643.94 - 1), 100 * (26.08 / 25.69 - 1)),
-    "resnet18": (100 * (0.31 / 0.20 - 1), 100 * (0.09 / 0.07 - 1)),
-    "resnet34": (100 * (0.45 / 0.34 - 1), 100 * (0.14 / 0.12 - 1)),
-    "resnet50": (100 * (0.80 / 0.69 - 1), 100 * (0.22 / 0.19 - 1)),
-    "resnet101": (100 * (1.35 / 1.24 - 1), 100 * (0.37 / 0.35 - 1)),
+    "resnet20": (_compute_percent(42.87, 25.97), _compute_percent(2.44, 1.94)),
+    "resnet32": (_compute_percent(57.47, 40.36), _compute_percent(3.33, 2.80)),
+    "resnet44": (_compute_percent(72.06, 55.03), _compute_percent(4.36, 3.65)),
+    "resnet56": (_compute_percent(86.80, 69.53), _compute_percent(5.12, 4.57)),
+    "wrn-28-10": (_compute_percent(457, 440), _compute_percent(38.10, 36.56)),
+    "wrn-40-10": (_compute_percent(659.55, 643.94), _compute_percent(26.08, 25.69)),
+    "resnet18": (_compute_percent(0.31, 0.20), _compute_percent(0.09, 0.07)),
+    "resnet34": (_compute_percent(0.45, 0.34), _compute_percent(0.14, 0.12)),
+    "resnet50": (_compute_percent(0.80, 0.69), _compute_percent(0.22, 0.19)),
+    "resnet101": (_compute_percent(1.35, 1.24), _compute_percent(0.37, 0.35)),
 }
 
-# The same of ImageNet's nets on several GPUs: DBN, table B.3, seconds an iteration.
+# The same for ImageNet's nets on several GPUs: DBN, table B.3, seconds per iteration.
 DBN_L1_PARALLEL_PERCENT = {
-    "resnet18": (100 * (1.45 / 0.81 - 1), 100 * (0.51 / 0.40 - 1)),
-    "resnet34": (100 * (2.04 / 1.21 - 1), 100 * (0.71 / 0.55 - 1)),
-    "resnet50": (100 * (1.12 / 0.51 - 1), 100 * (0.25 / 0.19 - 1)),
-    "resnet101": (100 * (4.21 / 1.52 - 1), 100 * (0.57 / 0.42 - 1)),
+    "resnet18": (_compute_percent(1.45, 0.81), _compute_percent(0.51, 0.40)),
+    "resnet34": (_compute_percent(2.04, 1.21), _compute_percent(0.71, 0.55)),
+    "resnet50": (_compute_percent(1.12, 0.51), _compute_percent(0.25, 0.19)),
+    "resnet101": (_compute_percent(4.21, 1.52), _compute_percent(0.57, 0.42)),
 }
 
-# Larger nets with GW and BW_Σ at S1-B2, a training step beyond BatchNorm's: GW, table A3, ms, V100.
+# Percent that GW and BW_Σ at S1-B2 add to a training step of larger nets: GW, table A3, ms, V100.
 S1_B2_PERCENT = {
-    "resnet101": {"GW S1-B2": 100 * (810 / 672 - 1), "BW_Σ S1-B2": 100 * (882 / 672 - 1)},
-    "resnext50_32x4d": {"GW S1-B2": 100 * (738 / 574 - 1), "BW_Σ S1-B2": 100 * (798 / 574 - 1)},
+    "resnet101": {"GW S1-B2": _compute_percent(810, 672), "BW_Σ S1-B2": _compute_percent(882, 672)},
+    "resnext50_32x4d": {"GW S1-B2": _compute_percent(738, 574), "BW_Σ S1-B2": _compute_percent(798, 574)},
 }
 
 # FLOPs of inference at 224², in billions: SW, supplement, table 1.
 GFLOPS = {"BatchNorm": 4.143, "BW 7 layers": 4.185, "SW^a 7 layers": 4.185, "SW^b 7 layers": 4.188}
 
-# The same of a segmentation net at 713²: table 2.
+# The same for a segmentation net at 713²: table 2.
 GFLOPS_713 = {
     "BatchNorm": 274.73,
     "BW 7 layers": 275.30,
@@ -105,7 +113,8 @@ GFLOPS_713 = {
     "SW^b 14 layers": 275.75,
 }
 
-# Forward and backward, N = 64 at 32², by width, to the 'cudnn' convolution: IterNorm, supplement, table 1, ms, GPU.
+# Forward and backward of a layer, N = 64 at 32², by width, as a ratio to the 'cudnn' convolution: IterNorm, supplement,
+# table 1, ms, GPU.
 TO_CONVOLUTION = {
     (name, width): time / convolution
     for width, convolution, times in (
@@ -114,5 +123,5 @@ TO_CONVOLUTION = {
     )
     for name, time in times.items()
 }
-# A training step of VGG, batch 256, IterNorm's against DBN's: the text above it, seconds.
+# A training step of VGG with IterNorm, batch 256, as a ratio to DBN: the text above that table, seconds.
 VGG_TO_DBN = 0.343 / 1.366

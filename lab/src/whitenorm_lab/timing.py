@@ -1,4 +1,4 @@
-"""Timing several things against each other: interleaved, in one process, as medians and ratios."""
+"""Interleaved timing of several functions in one process, with medians and ratios of the times."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class Timing(NamedTuple):
     iqr: float
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int, budget: float = 60.0) -> dict[str, list[float]]:
-    """Seconds of each run, all of them in every round, after one round to warm up.
+def time_interleaved(
+    runs: Mapping[str, Callable[[], object]], rounds: int, budget: float = 60.0
+) -> dict[str, list[float]]:
+    """Return the seconds of each function in each round, after one warm-up round.
 
-    Each round has an order of its own: a run finds the caches as the one before it left them. Stops early, but not
-    before three rounds, when ``budget`` seconds are spent.
+    Every round calls all functions in a new random order, because each finds the caches as the one before left them.
+    Stops after ``budget`` seconds, but not before three rounds.
     """
     keep_freed_memory()
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -43,10 +45,11 @@ def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int, budget: f
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """From now on, let this process keep the memory it has freed, where glibc is what allocates.
+    """Make glibc's allocator keep freed memory in this process; do nothing with other allocators.
 
-    By default large pieces go back to the system and come again as pages to be cleared one by one. In a training loop,
-    which holds much more memory than one layer, few do; in a loop over one layer it depends on what ran before.
+    By default, large blocks are returned to the system, and every new one must be cleared page by page. This is rare in
+    a training loop, which holds much more memory than one layer; in a loop over one layer, it depends on what ran
+    before.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -66,17 +69,19 @@ def summarise(values: list[float]) -> Timing:
     return Timing(1e3 * middle, 1e3 * (high - low))
 
 
-def ratio(values: list[float], base: list[float]) -> float:
-    """The median, over rounds, of one time in units of another of the same round.
+def median_ratio(values: list[float], base: list[float]) -> float:
+    """Return the median over rounds of the ratio of two times in the same round.
 
-    >>> ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    2.0
+    Example::
+
+        >>> median_ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
+        2.0
     """
     return statistics.median(value / other for value, other in zip(values, base, strict=True))
 
 
-def sgemm_rate(rounds: int = 10) -> float:
-    """The best single-precision rate of this machine, in flops a second, over a few square products."""
+def measure_sgemm_rate(rounds: int = 10) -> float:
+    """Return the highest rate of this machine for square single-precision matrix products, in flops per second."""
     best = 0.0
     for size in (512, 1024, 2048):
         a, b = torch.randn(size, size), torch.randn(size, size)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.helpers.stored import SHORT, markdown, store_results, store_several
-from whitenorm_lab.claims import claims, command, verdict_snippets
+from lab.tests.helpers.stored import SHORT, format_claims_page, store_results, store_several
+from whitenorm_lab.claims import command, markdown_page, verdict_snippets
 from whitenorm_lab.claims.outcomes import gather, summary
-from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.cli import main
-from whitenorm_lab.markdown_sections import write_between
+from whitenorm_lab.markdown_sections import write_section
 from whitenorm_lab.papers import EXPERIMENTS
 from whitenorm_lab.papers.not_built import NOT_BUILT
 
@@ -28,9 +28,9 @@ def test_readme_and_page(tmp_path, monkeypatch):
     store_results(tmp_path / "results", "gw-constraints", ["not held"], monkeypatch)
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "claims.md"
     advice = "before\n<!-- found: gw-constraints -->stale<!-- /found -->\n"
-    readme.write_text(f"{advice}{claims.TALLY_START}\nstale\n{claims.TALLY_END}\nafter\n")
+    readme.write_text(f"{advice}{markdown_page.TALLY_START}\nstale\n{markdown_page.TALLY_END}\nafter\n")
     page.parent.mkdir()
-    page.write_text(f"before\n{claims.START}\nstale\n{claims.END}\nafter\n")
+    page.write_text(f"before\n{markdown_page.START}\nstale\n{markdown_page.END}\nafter\n")
     arguments = ["report", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "report")]
     arguments += ["--readme", str(readme), "--page", str(page)]
     assert main(arguments) == 0
@@ -62,15 +62,15 @@ def test_readme_and_page(tmp_path, monkeypatch):
 def test_without_failures(tmp_path, monkeypatch):
     store_results(tmp_path, "gw-constraints", ["held"], monkeypatch)
     gathered = gather(tmp_path, "default")
-    assert "## What did not hold\n\nNo claim was found not to hold.\n" in markdown(gathered)
-    assert claims.lines(gathered).endswith("- No claim was found not to hold.")
+    assert "## What did not hold\n\nNo claim was found not to hold.\n" in format_claims_page(gathered)
+    assert markdown_page.format_tally(gathered).endswith("- No claim was found not to hold.")
 
 
 def test_marks_must_be_there(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("start")
     with pytest.raises(ValueError, match="expected the lines start and end"):
-        write_between(path, "start", "end", "text")
+        write_section(path, "start", "end", "text")
     assert path.read_text() == "start"
 
 
@@ -98,27 +98,30 @@ def test_what_the_texts_say_was_found_is_what_was():
         assert verdict_snippets.fill_verdicts(path, outcomes) == text, path
         for name in re.findall(r"results/([\w-]+)/default.png", text):
             assert next(one for one in outcomes if one.experiment.id == name).content, "a picture of an earlier set-up"
-    assert f"{claims.TALLY_START}\n\n{claims.lines(outcomes)}\n\n{claims.TALLY_END}" in PAGES[0].read_text()
+    assert (
+        f"{markdown_page.TALLY_START}\n\n{markdown_page.format_tally(outcomes)}\n\n{markdown_page.TALLY_END}"
+        in PAGES[0].read_text()
+    )
     page = ROOT / "docs" / "claims.md"
-    table = claims.markdown(outcomes, "default", page.parent)
-    assert f"{claims.START}\n\n{table}\n\n{claims.END}" in page.read_text()
+    table = markdown_page.format_page(outcomes, "default", page.parent)
+    assert f"{markdown_page.START}\n\n{table}\n\n{markdown_page.END}" in page.read_text()
 
 
 def test_the_table_of_a_run(several):
     """In a terminal: a line a part, the bar named, and what the run is short of with every claim but the exact one."""
     (content,) = [o.content for o in several if o.experiment.id == "gw-constraints"]
-    view = command.verdicts(content)
+    view = command.build_verdict_table(content)
     what, _, here, verdicts = ([*column.cells] for column in view.columns)
     assert what == ["exact", "bar of our own: bar", "plain", "plain"]
     assert here[2].splitlines() == ["DBN 1 ± 0.1, BN 2 ± 0.1", "DBN 3 ± 0.1, LN 4 ± 0.1"]
     assert here[3].splitlines()[0] == "DBN 1.5 ± 0.5, BN 2 ± 0.5 (held, p = 0.01)"
     assert [verdict.startswith("not held†") for verdict in verdicts] == [False, True, True, True]
-    assert view.caption == f"† {SHORT}\nJudged by {SECOND.words}."
+    assert view.caption == f"† {SHORT}\nJudged by {PAIRED_HOLM.words}."
     assert "1.5 min on 2 threads" in view.title
 
 
 def test_the_list_has_measured_costs(several, tmp_path):
-    view = command.table(tmp_path / "results")
+    view = command.build_experiment_table(tmp_path / "results")
     rows = dict(
         zip(view.columns[0].cells, zip(*(column.cells for column in view.columns[2:]), strict=True), strict=True)
     )

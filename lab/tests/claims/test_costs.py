@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import whitenorm
-from lab.tests.helpers.judged import verdict
+from lab.tests.helpers.judging import get_verdict
 from whitenorm_lab import costs, published
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
@@ -48,13 +48,13 @@ def test_norms_in_the_order_of_work():
 def test_flops_are_counted_without_arithmetic():
     choice = costs.RESNET50["SW^a 7 layers"]
     with torch.device("meta"):
-        meta = costs.gflops(costs.make("resnet-tiny", 10, choice), 64)
-    assert meta == costs.gflops(costs.make("resnet-tiny", 10, choice), 64)
-    assert meta > costs.gflops(costs.make("resnet-tiny", 10), 64)
+        meta = costs.count_gflops(costs.build_net("resnet-tiny", 10, choice), 64)
+    assert meta == costs.count_gflops(costs.build_net("resnet-tiny", 10, choice), 64)
+    assert meta > costs.count_gflops(costs.build_net("resnet-tiny", 10), 64)
 
 
 def test_dilated_resnet_keeps_an_eighth():
-    net = costs.make("resnet50-dilated", 10, costs.RESNET50["BW 14 layers"])
+    net = costs.build_net("resnet50-dilated", 10, costs.RESNET50["BW 14 layers"])
     assert sum(isinstance(module, whitenorm.DecorrelatedBatchNorm) for module in net.modules()) == 14
     sizes = []
     net.layer4.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[2:]))
@@ -74,10 +74,10 @@ def test_judging_overheads():
         return [Run({"table": "1", "model": model}, i, {"step": percent + i}, 1.0) for i in range(3)]
 
     results = Results(runs("BW", 5) + runs("SW", 12) + runs("other", 100))
-    assert verdict(overheads.expect_at_most_printed("step", {"BW": 10, "SW": 20}, "1")(results)) == "held"
-    assert verdict(overheads.expect_at_most_printed("step", {"BW": 10, "SW": 8}, "1")(results)) == "not held"
-    assert verdict(overheads.expect_rising_step_times(["BW", "SW", "other"], "1")(results)) == "held"
-    assert verdict(overheads.expect_rising_step_times(["SW", "BW"], "1")(results)) == "not held"
+    assert get_verdict(overheads.expect_at_most_printed("step", {"BW": 10, "SW": 20}, "1")(results)) == "held"
+    assert get_verdict(overheads.expect_at_most_printed("step", {"BW": 10, "SW": 8}, "1")(results)) == "not held"
+    assert get_verdict(overheads.expect_rising_step_times(["BW", "SW", "other"], "1")(results)) == "held"
+    assert get_verdict(overheads.expect_rising_step_times(["SW", "BW"], "1")(results)) == "not held"
 
 
 def test_a_norm_that_takes_long_is_seen(monkeypatch):

@@ -9,12 +9,12 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from lab.tests.helpers.stored import HOSTILE, MACHINE, SHORT, markdown, store_results, store_several
-from whitenorm_lab.claims import claims, command, outcomes, pages, report
+from lab.tests.helpers.stored import HOSTILE, MACHINE, SHORT, format_claims_page, store_results, store_several
+from whitenorm_lab.claims import command, markdown_page, outcomes, pages, report
 from whitenorm_lab.claims.outcomes import PAPERS, commit, gather, hardware, summary
 from whitenorm_lab.claims.report import write_report
 from whitenorm_lab.claims.results import Store
-from whitenorm_lab.claims.rules import FIRST, SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM, WELCH
 from whitenorm_lab.cli import main
 from whitenorm_lab.papers import EXPERIMENTS
 from whitenorm_lab.papers.not_built import NOT_BUILT, NotBuilt
@@ -78,7 +78,7 @@ def test_experiments_without_results_are_listed(results, tmp_path):
     assert "![" not in text
     for claim in claims_of_it:
         assert f"| {claim.text} | {claim.paper} | – | **– not run** |" in text
-    assert f"| 0 | 0 | 0 | {len(claims_of_it)} | not run |" in markdown(gathered)
+    assert f"| 0 | 0 | 0 | {len(claims_of_it)} | not run |" in format_claims_page(gathered)
 
 
 def test_paper_page_has_claims_with_verdicts(written):
@@ -217,7 +217,7 @@ def test_hardware_names_each_thing_once():
 def test_the_reason_of_a_claim_that_does_not_hold(tmp_path, monkeypatch):
     """It stands with the claim wherever that is shown, and nowhere when the claim held."""
     experiment = EXPERIMENTS["gw-constraints"]
-    (known,) = [claim for claim in experiment.claims if claim.otherwise]
+    (known,) = [claim for claim in experiment.claims if claim.reason]
     for verdict, shown in (("not held", True), ("held", False)):
         store_results(tmp_path, experiment.id, [verdict], monkeypatch)
         store = Store(tmp_path, experiment.id, "default")
@@ -227,8 +227,8 @@ def test_the_reason_of_a_claim_that_does_not_hold(tmp_path, monkeypatch):
         gathered = gather(tmp_path, "default")
         write_report(gathered, "default", tmp_path / "report")
         texts = [read(tmp_path / "report" / name) for name in ("README.md", "gw.md")]
-        table = unescape(markdown(gathered)).replace("\\", "")
-        assert [known.otherwise in text for text in (*texts, table)] == [shown] * 3
+        table = unescape(format_claims_page(gathered)).replace("\\", "")
+        assert [known.reason in text for text in (*texts, table)] == [shown] * 3
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_claims_of_several_parts_are_lists(several):
     assert f"{first}<br>• DBN 3 ± 0.5, LN 2 ± 0.5: ✗ not held, the other way, p = 0.02 |" in lines
     assert "; DBN" not in lines
     assert "• DBN 1 ± 0.1, BN 2 ± 0.1<br>• DBN 3 ± 0.1, LN 4 ± 0.1" in lines
-    for table in (markdown(gathered), read(folder / "README.md")):
+    for table in (format_claims_page(gathered), read(folder / "README.md")):
         assert "\n        - DBN 1.5 ± 0.5, BN 2 ± 0.5 (held, p = 0.01)\n        - DBN 3 ± 0.5" in table
         assert "Here: 1 of 2 parts not held.\n" in table
 
@@ -262,7 +262,7 @@ def test_the_reduction_of_a_run_stands_with_its_claims(several):
     assert text.count(SHORT) == 1
     # With every claim but the exact one.
     assert text.count("‡") == 1 + 3
-    for table in (markdown(gathered), read(folder / "README.md")):
+    for table in (format_claims_page(gathered), read(folder / "README.md")):
         assert f"- `gw-constraints`: {SHORT}" in table
 
 
@@ -296,23 +296,23 @@ def test_bars_of_our_own_are_apart(several):
     assert re.search(r"Bars of our own: ✗ 1 not held, – \d+ not run\.", text)
     index = read(folder / "README.md")
     assert f" in {len(EXPERIMENTS)} experiments: 1 held, 3 not held, 0 not decided, " in index
-    for table in (markdown(gathered), index):
+    for table in (format_claims_page(gathered), index):
         assert "    - Bar of our own: **bar.**" in table
         assert "| 0 | 3 and 1 bar | 0 | 0 | 1.5 min |" in table
 
 
 def test_the_rule_of_each_experiment_is_named(several):
     gathered, folder = several
-    assert SECOND.words in read(folder / "gw.md")
-    assert FIRST.words in read(folder / "dbn.md")
-    for table in (unescape(markdown(gathered)), read(folder / "README.md")):
-        assert f"Judged by {SECOND.words}: `gw-constraints`." in table
-        assert f"Judged by {FIRST.words}: `dbn-axis-swap`." in table
+    assert PAIRED_HOLM.words in read(folder / "gw.md")
+    assert WELCH.words in read(folder / "dbn.md")
+    for table in (unescape(format_claims_page(gathered)), read(folder / "README.md")):
+        assert f"Judged by {PAIRED_HOLM.words}: `gw-constraints`." in table
+        assert f"Judged by {WELCH.words}: `dbn-axis-swap`." in table
 
 
 def test_what_is_not_built_is_listed(several, monkeypatch, tmp_path):
     missing = (NotBuilt("GW", "table 9", "A <net>", "its data & code are gone"),)
-    for module in (outcomes, claims, command):
+    for module in (outcomes, markdown_page, command):
         monkeypatch.setattr(module, "NOT_BUILT", missing)
     gathered, folder = several
     write_report(gathered, "default", folder)
@@ -322,5 +322,7 @@ def test_what_is_not_built_is_listed(several, monkeypatch, tmp_path):
     assert "## Not built" in read(folder / "gw.md")
     assert "- A <net> (GW table 9): its data & code are gone." in read(folder / "gw.md")
     assert "Not built" not in read(folder / "dbn.md")
-    assert "| A &lt;net&gt; (its data & code are gone) | – | – | – | – | not built |" in markdown(gathered)
-    assert any("not built: its data" in cell for cell in command.table(tmp_path / "results").columns[3].cells)
+    assert "| A &lt;net&gt; (its data & code are gone) | – | – | – | – | not built |" in format_claims_page(gathered)
+    assert any(
+        "not built: its data" in cell for cell in command.build_experiment_table(tmp_path / "results").columns[3].cells
+    )

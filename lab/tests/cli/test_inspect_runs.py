@@ -1,4 +1,4 @@
-"""``whitenorm inspect`` with the folder of a training run, which the lab loads."""
+"""``whitenorm inspect`` on the folder of a training run, which the lab loads."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def test_a_run_is_inspected_on_its_own_images(run, capsys):
     assert "Measured on training images, 128 × 1 × 8 × 8." in capsys.readouterr().out
     reports = inspect.run(inspect.Inspect(str(run), layer="dbn"))
     assert reports["after"][0].kind == "DecorrelatedBatchNorm"
-    # The population is close to images that it was trained on.
+    # The running statistics are close to those of the training images.
     assert reports["before"][0].drift < 1
 
 

@@ -16,7 +16,7 @@ from lab.tests.helpers.text_sets import CHARACTERS, write_multi30k
 SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (136, 0)}
 
 
-def images(count, classes, shape, seed):
+def make_images(count, classes, shape, seed):
     """Bytes whose brightness, in one place a class, tells the class."""
     generator = np.random.default_rng(seed)
     labels = np.arange(count) % classes
@@ -25,12 +25,12 @@ def images(count, classes, shape, seed):
     return pixels.reshape(count, *shape), labels
 
 
-def idx(array):
+def encode_idx(array):
     """The bytes of an IDX file."""
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def png_of_size(width, height):
+def make_png_header(width, height):
     """A PNG file that claims a size, and has no pixels."""
     chunks = [b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT"]
     sized = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
@@ -40,12 +40,12 @@ def png_of_size(width, height):
 def write_mnist(folder, train, test):
     folder.mkdir(parents=True)
     for prefix, count in (("train", train), ("t10k", test)):
-        pixels, labels = images(count, 10, (28, 28), seed=count)
-        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(pixels))
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(labels.astype(np.uint8)))
+        pixels, labels = make_images(count, 10, (28, 28), seed=count)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(encode_idx(pixels))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(encode_idx(labels.astype(np.uint8)))
 
 
-def scene(classes, size, seed, void=255):
+def make_scene(classes, size, seed, void=255):
     """An image (H, W, 3) of random fields whose colour tells their class, and its label map with a void border."""
     generator = np.random.default_rng(seed)
     height, width = size
@@ -62,7 +62,7 @@ def write_scenes(folder, splits, classes, size=(36, 48), void=255):
         for name in (split, f"{split}_labels"):
             (folder / name).mkdir(parents=True)
         for i in range(count):
-            image, labels = scene(classes, size, [len(split), i], void)
+            image, labels = make_scene(classes, size, [len(split), i], void)
             Image.fromarray(image).save(folder / split / f"{i:03}.png")
             Image.fromarray(labels).save(folder / f"{split}_labels" / f"{i:03}.png")
 
@@ -75,19 +75,19 @@ def write_root(root):
     cifar.mkdir()
     train, test = SIZES["cifar10"]
     for name, count in [*((f"data_batch_{i}", train // 5) for i in range(1, 6)), ("test_batch", test)]:
-        pixels, labels = images(count, 10, (3072,), seed=len(name) + count)
+        pixels, labels = make_images(count, 10, (3072,), seed=len(name) + count)
         (cifar / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": labels.tolist()}))
-    faces, people = images(SIZES["yaleb"][0], 38, (1024,), seed=1)
+    faces, people = make_images(SIZES["yaleb"][0], 38, (1024,), seed=1)
     (root / "yaleb").mkdir()
     savemat(root / "yaleb" / "YaleB_32x32.mat", {"fea": faces, "gnd": people[:, None] + 1})
-    faces, people = images(SIZES["pie"][0], 68, (32, 32), seed=2)
+    faces, people = make_images(SIZES["pie"][0], 68, (32, 32), seed=2)
     (root / "pie").mkdir()
     np.savez(root / "pie" / "pie_32x32.npz", X=faces, y=people)
     for split in ("train", "val"):
         for label in ("cat", "dog"):
             folder = root / "imagenet" / split / label
             folder.mkdir(parents=True)
-            pixels, _ = images(10, 2, (40, 36, 3), seed=len(split + label))
+            pixels, _ = make_images(10, 2, (40, 36, 3), seed=len(split + label))
             for i, image in enumerate(pixels):
                 Image.fromarray(image).save(folder / f"{i}.png")
     write_multi30k(root, rare=CHARACTERS)
@@ -113,6 +113,6 @@ def write_style(folder):
     """Content images and one of a style."""
     for kind, names in (("content", "abcd"), ("style", ["candy"])):
         (folder / kind).mkdir(parents=True)
-        pixels, _ = images(len(names), 2, (40, 44, 3), seed=len(names))
+        pixels, _ = make_images(len(names), 2, (40, 44, 3), seed=len(names))
         for name, image in zip(names, pixels, strict=True):
             Image.fromarray(image).save(folder / kind / f"{name}.jpg")

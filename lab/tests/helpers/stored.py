@@ -6,10 +6,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from whitenorm_lab.claims import claims
+from whitenorm_lab.claims import markdown_page
 from whitenorm_lab.claims.outcomes import gather
 from whitenorm_lab.claims.results import Run, Store
-from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.papers import EXPERIMENTS
 
 HOSTILE = '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``'
@@ -57,7 +57,7 @@ def store_several(folder, monkeypatch):
     """Store results of one experiment with a claim of parts, one without, an exact one and a bar, and of another."""
     known = EXPERIMENTS["gw-constraints"]
     exact, bar, plain = (
-        dataclasses.replace(known.claims[0], text=text, exact=text == "exact", ours=text == "bar", otherwise="")
+        dataclasses.replace(known.claims[0], text=text, exact=text == "exact", bar=text == "bar", reason="")
         for text in ("exact", "bar", "plain")
     )
     entry = dataclasses.replace(known, claims=(exact, bar, plain), reduction=SHORT)
@@ -74,15 +74,15 @@ def store_several(folder, monkeypatch):
         },
         {**base, "claim": "plain", "ours": "both", "why": "1 of 2 parts not held: p = 0.02", "parts": PARTS},
     ]
-    made = {"parameters": entry.scales["default"], "claims": judged, "rule": SECOND.name}
+    made = {"parameters": entry.scales["default"], "claims": judged, "rule": PAIRED_HOLM.name}
     store_results(folder, known.id, [], monkeypatch, text="", **made)
     store_results(folder, "dbn-axis-swap", ["held"], monkeypatch, text="")
     return gather(folder, "default")
 
 
-def markdown(gathered):
+def format_claims_page(gathered):
     """The page of claims, as one in docs/."""
-    return claims.markdown(gathered, "default", Path("docs"))
+    return markdown_page.format_page(gathered, "default", Path("docs"))
 
 
 class Page(HTMLParser):

@@ -17,11 +17,12 @@ from whitenorm_lab.papers.sw import flops
 
 
 def test_products_are_counted_on_meta_tensors():
-    assert costs.products(lambda: nn.Conv2d(4, 6, 3, padding=1), 2, 4, 5, 5) == 2 * 25 * 9 * 4 * 6
+    assert costs.count_products(lambda: nn.Conv2d(4, 6, 3, padding=1), 2, 4, 5, 5) == 2 * 25 * 9 * 4 * 6
     values = 8 * 16 * 16
-    assert costs.products(lambda: whitenorm.IterNorm(32, 32, 0), 8, 32, 16, 16) == 2 * values * 32**2
+    assert costs.count_products(lambda: whitenorm.IterNorm(32, 32, 0), 8, 32, 16, 16) == 2 * values * 32**2
     assert (
-        costs.products(lambda: whitenorm.DecorrelatedBatchNorm(32, 8), 8, 32, 16, 16) == 2 * values * 32 * 8 + 32 * 8**2
+        costs.count_products(lambda: whitenorm.DecorrelatedBatchNorm(32, 8), 8, 32, 16, 16)
+        == 2 * values * 32 * 8 + 32 * 8**2
     )
 
 
@@ -87,7 +88,7 @@ def test_broken_runs_are_counted():
 def test_timing_in_one_process_restores_the_number_of_threads():
     threads = torch.get_num_threads()
     fed = {"batch": 2, "resolution": 32, "classes": 10, "rounds": 2}
-    added = parallel.added_percent("cnn-4", costs.Choice("dbn", "l1"), 1, fed)
+    added = parallel.measure_added_percent("cnn-4", costs.Choice("dbn", "l1"), 1, fed)
     assert set(added) == {"step", "inference"}
     assert torch.get_num_threads() == threads
 

@@ -85,7 +85,7 @@ def test_there_are_enough_seeds_and_the_reduction_is_described(name):
     experiment = EXPERIMENTS[name]
     if all(claim.exact for claim in experiment.claims):
         return
-    assert min(experiment.seeds["default"], experiment.seeds["paper"]) >= experiment.fewest_seeds >= 3
+    assert min(experiment.seeds["default"], experiment.seeds["paper"]) >= experiment.min_seeds >= 3
     assert experiment.reduction or experiment.scales["default"] == experiment.scales["paper"]
 
 
@@ -99,4 +99,4 @@ def test_experiments_that_share_runs_have_some_in_common():
                 [Run(settings, 0, {}, 0.0) for settings in one.plan(one.scales["default"])]
                 for one in (experiment, other)
             )
-            assert any(run.same(another) for run in runs for another in other_runs)
+            assert any(run.is_equivalent(another) for run in runs for another in other_runs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import whitenorm
-from lab.tests.helpers.judged import judged, verdict
+from lab.tests.helpers.judging import get_verdict, judge_one
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.digits import Split
@@ -98,16 +98,16 @@ def test_equal_time_is_the_end_of_the_fastest_method():
     runs = [make_training_run("quick", seed, [3.0, 1.0 + seed / 100]) for seed in range(3)]
     runs += [make_training_run("slow", seed, [2.0 + seed / 100, 0.0]) for seed in range(3)]
     results = Results(runs + make_timing_runs({"quick": 1.0, "slow": 2.0}))
-    result = judged(faces.lower_after_equal_time(results, "quick", ["slow"]))
+    result = judge_one(faces.lower_after_equal_time(results, "quick", ["slow"]))
     assert result.verdict == "held"
     assert result.ours.startswith("after 2 s:")
-    assert verdict(faces.lower_after_equal_time(results, "slow", ["quick"])) == "not held"
+    assert get_verdict(faces.lower_after_equal_time(results, "slow", ["quick"])) == "not held"
 
 
 def test_a_diverged_method_does_not_set_the_time():
     runs = [make_training_run("quick", seed, [3.0, 1.0 + seed / 100]) for seed in range(3)]
     runs += [make_training_run("slow", seed, [3.0, math.inf]) for seed in range(3)]
-    result = judged(
+    result = judge_one(
         faces.lower_after_equal_time(Results(runs + make_timing_runs({"quick": 1.0, "slow": 0.05})), "quick", ["slow"])
     )
     assert result.verdict == "held"
@@ -122,8 +122,8 @@ def test_group_size_selects_only_runs_with_dbn():
     ]
     runs += [make_training_run("BN", seed, [2.0 + seed / 100]) for seed in range(3)]
     results = Results(runs + make_timing_runs({("DBN", 1): 1.0, ("DBN", 16): 1.0, "BN": 1.0}))
-    assert verdict(faces.lower_after_equal_time(results, "DBN", ["BN"], group_size=16)) == "held"
-    assert verdict(faces.lower_after_equal_time(results, "DBN", ["BN"], group_size=1)) == "not held"
+    assert get_verdict(faces.lower_after_equal_time(results, "DBN", ["BN"], group_size=16)) == "held"
+    assert get_verdict(faces.lower_after_equal_time(results, "DBN", ["BN"], group_size=1)) == "not held"
 
 
 def test_seconds_use_the_step_times_of_the_seed_and_the_refreshes_of_nnn():
@@ -153,7 +153,7 @@ def test_step_times_measure_refreshes_of_nnn_separately(train, monkeypatch):
         assert rounds == 3
         return {name: [1.0, 2.0, 9.0] if name == "refresh" else [4.0, 5.0, 6.0] for name in runs}
 
-    monkeypatch.setattr(faces, "interleaved", fake_interleaved)
+    monkeypatch.setattr(faces, "time_interleaved", fake_interleaved)
     values = faces.measure_step_times(faces.build_timing_settings(methods, 3), train, 4)
     assert values == {"step_seconds": [5.0] * 3, "refresh_seconds": 2.0}
     refreshed = []

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 import whitenorm
 from lab.tests.helpers.image_sets import write_root
-from lab.tests.helpers.judged import judged, verdict
+from lab.tests.helpers.judging import get_verdict, judge_one
 from whitenorm.solvers import PCA, ZCA, Newton
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
@@ -84,16 +84,16 @@ def test_a_run_has_curves_and_final_values(context):
 def test_methods_are_compared_at_their_own_best_rates():
     results = make_results({("A", 0.1): 5.0, ("A", 1.0): 1.0, ("B", 0.1): 2.0, ("B", 1.0): 9.0})
     assert select_best_lr(results, norm="B").levels("lr") == [0.1]
-    assert verdict(expect_lower("final_error", {"norm": "A"}, {"norm": "B"})(results)) == "held"
-    assert verdict(expect_lower("final_error", {"norm": "B"}, {"norm": "A"})(results)) == "not held"
+    assert get_verdict(expect_lower("final_error", {"norm": "A"}, {"norm": "B"})(results)) == "held"
+    assert get_verdict(expect_lower("final_error", {"norm": "B"}, {"norm": "A"})(results)) == "not held"
 
 
 def test_a_level_is_compared_with_the_best_other_level():
     results = make_results({("A", 1): 5.0, ("A", 2): 1.0, ("A", 3): 3.0})
-    first = judged(lower_at_best_other_level(results, "lr", 1, "final_error", "error"))
+    first = judge_one(lower_at_best_other_level(results, "lr", 1, "final_error", "error"))
     assert first.verdict == "held"
     assert first.ours.startswith("error, lr 2 1.1 ")
-    assert verdict(lower_at_best_other_level(results, "lr", 2, "final_error", "error")) == "not held"
+    assert get_verdict(lower_at_best_other_level(results, "lr", 2, "final_error", "error")) == "not held"
 
 
 def test_every_seed_has_its_own_random_labels(context, monkeypatch):
@@ -143,11 +143,11 @@ def test_the_more_sensitive_norm_rises_more_from_its_fewest_groups():
     errors = {("GN", 2): 5.0, ("GN", 4): 6.0, ("GN", 8): 7.0, ("GN", 16): 90.0}
     errors |= {("GW", 2): 1.0, ("GW", 4): 3.0, ("GW", 8): 5.0, ("GW", 16): 9.0}
     results = make_side_by_side_results({(norm, g, 0.1): error for (norm, g), error in errors.items()})
-    assert verdict(gw_capacity._judge_sensitivity(1)(results)) == "held"
+    assert get_verdict(gw_capacity._judge_sensitivity(1)(results)) == "held"
     results = make_side_by_side_results(
         {(norm, g, 0.1): error for (norm, g), error in (errors | {("GW", 8): 2.0}).items()}
     )
-    assert verdict(gw_capacity._judge_sensitivity(1)(results)) == "not held"
+    assert get_verdict(gw_capacity._judge_sensitivity(1)(results)) == "not held"
 
 
 def test_recalibration_changes_tests_and_not_training(context):

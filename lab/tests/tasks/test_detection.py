@@ -12,7 +12,7 @@ from torchvision.io import write_png
 from torchvision.ops import FrozenBatchNorm2d
 
 from lab.tests.helpers.coco_files import SIDE, build_content, build_square, write_coco
-from lab.tests.helpers.image_sets import png_of_size
+from lab.tests.helpers.image_sets import make_png_header
 from lab.tests.helpers.runs import Stop
 from whitenorm import GroupWhitening
 from whitenorm_lab import tasks
@@ -101,12 +101,12 @@ def test_damaged_files_are_errors(tmp_path):
     write_png(torch.zeros(3, 20, 30, dtype=torch.uint8), str(image))
     with pytest.raises(OSError, match=re.escape("1.png (image 11) to have the 48×48 pixels")):
         fit(config(tmp_path, workers=1))
-    image.write_bytes(png_of_size(100, 100))
+    image.write_bytes(make_png_header(100, 100))
     with pytest.raises(
         OSError, match=re.escape("1.png (image 11) to have the 48×48 pixels that its annotations state (got")
     ):
         fit(config(tmp_path))
-    image.write_bytes(png_of_size(100_000, 100_000))
+    image.write_bytes(make_png_header(100_000, 100_000))
     with pytest.raises(OSError, match=re.escape(f"expected a complete image in {image} (image 11)")):
         fit(config(tmp_path))
     image.write_bytes(content)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lab.tests.helpers.image_sets import png_of_size
+from lab.tests.helpers.image_sets import make_png_header
 from lab.tests.helpers.runs import Stop, list_numbers
 from lab.tests.helpers.torture import write_images
 from whitenorm_lab.tasks.classification import imagefolder
@@ -42,7 +42,7 @@ def test_fewer_test_images_than_processes(folders):
 def test_image_folder_errors(folders):
     path, options = folders
     image = next(path.glob("train/1/*.png"))
-    for content in (image.read_bytes()[:70], png_of_size(100_000, 100_000)):
+    for content in (image.read_bytes()[:70], make_png_header(100_000, 100_000)):
         image.write_bytes(content)
         with pytest.raises(OSError, match=re.escape(f"expected a complete image in {image}")):
             fit(Train(**options))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lab.tests.helpers.image_sets import scene, write_scenes
+from lab.tests.helpers.image_sets import make_scene, write_scenes
 from lab.tests.helpers.scenes import CLASSES, TINY, write_folder
 from whitenorm_lab.tasks.segmentation import datasets
 from whitenorm_lab.tasks.segmentation.classes import IGNORE
@@ -32,7 +32,7 @@ def test_folder(folder):
     assert len(scene_set.train) == 8
     assert {name: len(pairs) for name, pairs in scene_set.tests.items()} == {"test": 3}
     image, labels = read_scene(scene_set.train[0], scene_set)
-    expected, classes = scene(len(CLASSES), (36, 48), [len("train"), 0])
+    expected, classes = make_scene(len(CLASSES), (36, 48), [len("train"), 0])
     assert torch.equal(image, torch.from_numpy(expected).permute(2, 0, 1))
     assert torch.equal(labels, torch.from_numpy(classes))
 
@@ -151,7 +151,7 @@ def test_augmentation_moves_labels_with_the_image():
 
 
 def test_augmentation_scales():
-    image, labels = (torch.from_numpy(part) for part in scene(3, (60, 60), 0))
+    image, labels = (torch.from_numpy(part) for part in make_scene(3, (60, 60), 0))
     whole = Scene(image.permute(2, 0, 1), labels)
     small = Augment(60, (9, 8, 7), (0.5, 0.5), flip=False)(whole)
     assert (small.labels[30:] == IGNORE).all()

@@ -1,8 +1,8 @@
-"""``whitenorm-lab reproduce``: the experiments in a table, and one of them or all run."""
+"""The command ``whitenorm-lab reproduce``: list the experiments, or run some of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,36 +14,36 @@ from rich.table import Table
 from whitenorm._suggest import suggest
 from whitenorm_lab.claims.experiment import SCALES, Experiment
 from whitenorm_lab.claims.outcomes import describe_time, explain_claims, rule_of
-from whitenorm_lab.claims.progress import shown
+from whitenorm_lab.claims.progress import show_progress
 from whitenorm_lab.claims.results import Store
 from whitenorm_lab.claims.runner import judge_again, reproduce
 from whitenorm_lab.papers import EXPERIMENTS
 from whitenorm_lab.papers.not_built import NOT_BUILT
-from whitenorm_lab.terminal import print_table, terminal
+from whitenorm_lab.terminal import create_console, print_table
 
 
 @dataclass
 class Reproduce:
-    """Run experiments of the papers, and say of every claim whether it held.
+    """Run experiments of the papers and report for every claim whether it held.
 
-    Results are JSON with the raw values of every seed, and the paper's figure as a picture. An interrupted run goes on
-    where it was when called again.
+    Writes JSON with the raw values of every seed, and a figure like the paper's. Called again after an interruption, it
+    resumes.
     """
 
     ids: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Which experiments, one after the other; none lists them."""
+    """Experiments to run; lists them if none is given."""
     list: bool = False
-    """Show all experiments: paper, figure, cost, data, and how the last run ended."""
+    """List all experiments with paper, figure, cost, data, and the verdicts of the last run."""
     scale: Literal["smoke", "default", "paper"] = "default"
-    """smoke takes seconds and decides nothing, default minutes on two cores, paper is the paper's own size."""
+    """smoke: seconds, decides nothing; default: minutes to hours on two cores; paper: the paper's own size."""
     judge: bool = False
-    """Run nothing: judge and draw what was run, by the claims and figures of this version."""
+    """Run nothing; judge and draw the stored runs again, by the claims and figures of this version."""
     seeds: int | None = None
-    """How many seeds instead of the experiment's own number."""
+    """Number of seeds, if not the experiment's own."""
     data: Path | None = None
-    """The folder of data sets; by default $WHITENORM_DATA."""
+    """Folder of data sets. Default: $WHITENORM_DATA."""
     out: Path = Path("results")
-    """The folder for results."""
+    """Folder for results."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.ids if name not in EXPERIMENTS]
@@ -59,95 +59,97 @@ class Reproduce:
 
 
 def main(args: list[str]) -> None:
-    """Parse the arguments and run."""
+    """Parse the arguments and run the command."""
     run(tyro.cli(Reproduce, prog="whitenorm-lab reproduce", args=args))
 
 
 def run(options: Reproduce) -> None:
-    """List, or run and print the verdicts."""
-    console = terminal()
+    """List the experiments, or run some and print their verdicts."""
+    console = create_console()
     if options.list or not options.ids:
-        print_table(console, table(options.out))
+        print_table(console, build_experiment_table(options.out))
         return
     for name in options.ids:
-        print_table(console, verdicts(_content(EXPERIMENTS[name], options, console)))
+        print_table(console, build_verdict_table(_reproduce(EXPERIMENTS[name], options, console)))
         store = Store(options.out, name, options.scale)
-        console.print(f"Results: {store.results}   Picture: {store.picture}\n", soft_wrap=True)
+        console.print(f"Results: {store.results}   Figure: {store.picture}\n", soft_wrap=True)
 
 
-def _content(experiment: Experiment, options: Reproduce, console: Console) -> dict[str, Any]:
+def _reproduce(experiment: Experiment, options: Reproduce, console: Console) -> dict[str, Any]:
     if options.judge:
         return judge_again(experiment, options.out, options.scale)
-    with shown(f"{experiment.id} ({options.scale})", console) as watch:
-        return reproduce(experiment, options.out, options.scale, options.seeds, options.data, watch)
+    with show_progress(f"{experiment.id} ({options.scale})", console) as on_progress:
+        return reproduce(experiment, options.out, options.scale, options.seeds, options.data, on_progress)
 
 
-def table(folder: Path) -> Table:
-    """Every experiment, with how its last run ended."""
-    view = Table(title="Experiments of the papers")
-    view.add_column("id", no_wrap=True)
+def build_experiment_table(folder: Path) -> Table:
+    """Return a table of all experiments with the verdicts of their last runs."""
+    table = Table(title="Experiments of the papers")
+    table.add_column("id", no_wrap=True)
     for heading in ("what", "cost, data", "last run"):
-        view.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold")
     for experiment in EXPERIMENTS.values():
-        view.add_row(
+        contents = [content for scale in SCALES if (content := Store(folder, experiment.id, scale).read())]
+        table.add_row(
             experiment.id,
             f"{experiment.paper} {experiment.where}: {experiment.title}",
-            f"{_cost(folder, experiment)}, {' and '.join(experiment.data) or 'no data'}",
-            _last_run(folder, experiment),
+            f"{_format_cost(experiment, contents)}, {' and '.join(experiment.data) or 'no data'}",
+            _format_last_run(experiment, contents),
         )
     for missing in NOT_BUILT:
-        view.add_row("–", f"{missing.paper} {missing.where}: {missing.title}", "–", f"not built: {missing.why}")
-    return view
+        table.add_row("–", f"{missing.paper} {missing.where}: {missing.title}", "–", f"not built: {missing.why}")
+    return table
 
 
-def _cost(folder: Path, experiment: Experiment) -> str:
-    """What the default scale took, or where it has not been run is said to take."""
-    content = Store(folder, experiment.id, "default").read()
-    return f"about {experiment.cost}" if content is None or not experiment.made(content) else describe_time(content)
+def _format_cost(experiment: Experiment, contents: list[dict[str, Any]]) -> str:
+    """Format the measured time of the default scale, or the estimate if it has not been run."""
+    for content in contents:
+        if content["scale"] == "default" and experiment.matches_setup(content):
+            return describe_time(content)
+    return f"about {experiment.cost}"
 
 
-def _last_run(folder: Path, experiment: Experiment) -> str:
-    contents = [content for scale in SCALES if (content := Store(folder, experiment.id, scale).read()) is not None]
+def _format_last_run(experiment: Experiment, contents: list[dict[str, Any]]) -> str:
     if not contents:
         return "not run"
     last = max(contents, key=lambda content: content["finished"])
-    if not experiment.made(last):
-        return f"{last['scale']}, {last['finished'][:10]}: of an earlier set-up"
+    when = f"{last['scale']}, {last['finished'][:10]}"
+    if not experiment.matches_setup(last):
+        return f"{when}: of an earlier set-up"
     claims = explain_claims(experiment, last)
-    words = _counted([claim["verdict"] for claim in claims if not claim["bar"]])
-    bars = _counted([claim["verdict"] for claim in claims if claim["bar"]])
-    return f"{last['scale']}, {last['finished'][:10]}: {words or 'no claim'}" + (f"; bars: {bars}" if bars else "")
+    verdicts = _count_verdicts([claim for claim in claims if not claim["bar"]])
+    bars = _count_verdicts([claim for claim in claims if claim["bar"]])
+    return f"{when}: {verdicts or 'no claim'}" + (f"; bars: {bars}" if bars else "")
 
 
-def _counted(verdicts: Sequence[str]) -> str:
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+def _count_verdicts(claims: list[dict[str, Any]]) -> str:
+    counts = Counter(claim["verdict"] for claim in claims)
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
-def verdicts(content: dict[str, Any]) -> Table:
-    """The claims of a run: the paper's numbers, ours, and whether it held."""
+def build_verdict_table(content: dict[str, Any]) -> Table:
+    """Return a table of an experiment's claims with the paper's numbers, ours, and the verdicts."""
     claims = explain_claims(EXPERIMENTS[content["experiment"]], content)
-    short = next((claim["short"] for claim in claims if claim["short"]), "")
-    view = Table(
+    reduction = next((claim["short"] for claim in claims if claim["short"]), "")
+    table = Table(
         title=f"{content['experiment']}: {content['title']} ({content['scale']}, {describe_time(content)})",
-        caption=f"{_SHORT} {short}\n" * bool(short) + f"Judged by {rule_of(content).words}.",
+        caption=f"{_REDUCED} {reduction}\n" * bool(reduction) + f"Judged by {rule_of(content).words}.",
         show_lines=True,
     )
     for heading in ("claim", "paper", "here", "verdict"):
-        view.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold")
     for claim in claims:
-        view.add_row(*_row(claim))
-    return view
+        text = f"bar of our own: {claim['claim']}" if claim["bar"] else claim["claim"]
+        verdict = f"{claim['verdict']}{_REDUCED if claim['short'] else ''}"
+        verdict += f" ({claim['why']})" if claim["why"] else ""
+        ours = "\n".join(map(_format_part, claim["parts"]))
+        table.add_row(text, claim["paper"], ours, f"{verdict} {claim['reason']}".strip())
+    return table
 
 
-# With a claim whose run is smaller than the paper's, and before what it is short of.
-_SHORT = "†"
+# Marks claims whose runs are smaller than the paper's.
+_REDUCED = "†"
 
 
-def _row(claim: dict[str, Any]) -> tuple[str, ...]:
-    what = f"bar of our own: {claim['claim']}" if claim["bar"] else claim["claim"]
-    verdict = f"{claim['verdict']}{_SHORT if claim['short'] else ''}" + (f" ({claim['why']})" if claim["why"] else "")
-    return what, claim["paper"], "\n".join(map(_part, claim["parts"])), f"{verdict} {claim['reason']}".strip()
-
-
-def _part(part: dict[str, Any]) -> str:
+def _format_part(part: dict[str, Any]) -> str:
     return f"{part['ours']} ({part['verdict']}, {part['why']})" if part["verdict"] else str(part["ours"])

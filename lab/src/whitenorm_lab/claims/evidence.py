@@ -1,4 +1,4 @@
-"""What a claim compares: numbers of several seeds, counts, or several such parts. Whether it held, a rule decides."""
+"""Evidence for a claim: values over seeds, counts, or several such parts. A rule decides whether the claim held."""
 
 from __future__ import annotations
 
@@ -13,216 +13,210 @@ from typing import NamedTuple
 from whitenorm_lab.claims.rules import Rule
 
 
-class P(NamedTuple):
-    """How likely such numbers are if the claim did not hold, and if it did; with what it rests on in words."""
+class PValues(NamedTuple):
+    """p-values for and against a claim, with the words that explain each; 1 decides nothing."""
 
-    held: float
-    against: float
+    held: float = 1.0
+    against: float = 1.0
     words: str = "p = {p:.2g}"
-    """For the claim, with the ``p`` that decides."""
+    """Explains a verdict that rests on ``held``, formatted with it as ``p``."""
     otherwise: str = "the other way, p = {p:.2g}"
-    """Against it."""
-
-
-OPEN = 1.0
+    """Explains a verdict that rests on ``against``."""
 
 
 @dataclass(frozen=True)
 class Evidence(ABC):
-    """Our numbers for a claim."""
+    """Measured values for a claim."""
 
     prefix: str = field(default="", kw_only=True)
-    """Said before the numbers, such as what was run."""
+    """Text before the values, such as what was run."""
 
     @abstractmethod
-    def p(self, rule: Rule) -> P:
-        """For and against the claim."""
+    def compute_p_values(self, rule: Rule) -> PValues:
+        """Return the p-values for and against the claim."""
 
-    def ours(self, rule: Rule) -> str:
-        """Our numbers in words."""
-        return self.prefix + self._numbers(rule)
+    def describe(self, rule: Rule) -> str:
+        """Format the values."""
+        return self.prefix + self._describe(rule)
 
     @abstractmethod
-    def _numbers(self, rule: Rule) -> str: ...
+    def _describe(self, rule: Rule) -> str: ...
 
     @property
     def leaves(self) -> tuple[Evidence, ...]:
-        """What a claim of several parts is made of; itself otherwise."""
+        """Parts that have no parts themselves; a claim without parts is its own leaf."""
         return (self,)
 
 
 @dataclass(frozen=True)
-class Compared(Evidence):
-    """Two methods' numbers, one a seed."""
+class Comparison(Evidence):
+    """Values of two methods, one per seed."""
 
     one: Sequence[float]
     other: Sequence[float]
     names: tuple[str, str]
     margin: float = 0.0
 
-    def _numbers(self, rule: Rule) -> str:
-        words = f"{self.names[0]} {spread(self.one)}, {self.names[1]} {spread(self.other)}"
-        if not rule.paired or not self._finite():
+    def _describe(self, rule: Rule) -> str:
+        words = f"{self.names[0]} {format_spread(self.one)}, {self.names[1]} {format_spread(self.other)}"
+        if not rule.paired or not self._is_finite():
             return words
         differences = [first - second for first, second in zip(self.one, self.other, strict=True)]
-        return f"{words}, difference {spread(differences)}"
+        return f"{words}, difference {format_spread(differences)}"
 
-    def p(self, rule: Rule) -> P:
+    def compute_p_values(self, rule: Rule) -> PValues:
         if rule.paired and len(self.one) != len(self.other):
-            raise ValueError(f"expected numbers of the same seeds (got {len(self.one)} and {len(self.other)})")
-        if min(len(self.one), len(self.other)) < rule.fewest:
-            return P(OPEN, OPEN, f"fewer than {rule.fewest} seeds")
-        if not self._finite():
-            return self._diverged()
-        return self._tested(rule)
+            raise ValueError(f"expected values of the same seeds (got {len(self.one)} and {len(self.other)})")
+        if min(len(self.one), len(self.other)) < rule.min_seeds:
+            return PValues(words=f"fewer than {rule.min_seeds} seeds")
+        return self._test(rule) if self._is_finite() else self._compare_diverged()
 
     @abstractmethod
-    def _tested(self, rule: Rule) -> P: ...
+    def _test(self, rule: Rule) -> PValues: ...
 
     @abstractmethod
-    def _diverged(self) -> P: ...
+    def _compare_diverged(self) -> PValues:
+        """Return the p-values where at least one value is not finite."""
 
-    def _finite(self) -> bool:
+    def _is_finite(self) -> bool:
         return all(map(math.isfinite, (*self.one, *self.other)))
 
 
-class Lower(Compared):
-    """That one method's numbers are lower than another's, by more than a margin."""
+class Lower(Comparison):
+    """The first method's values are lower than the second's by more than the margin."""
 
-    def _tested(self, rule: Rule) -> P:
-        return P(
-            rule.test(self.one, self.other, -self.margin),
-            rule.test(self.other, self.one, self.margin),
-        )
+    def _test(self, rule: Rule) -> PValues:
+        return PValues(rule.test(self.one, self.other, -self.margin), rule.test(self.other, self.one, self.margin))
 
-    def _diverged(self) -> P:
-        finite = [sum(map(math.isfinite, values)) / len(values) for values in (self.one, self.other)]
+    def _compare_diverged(self) -> PValues:
+        finite_shares = [sum(map(math.isfinite, values)) / len(values) for values in (self.one, self.other)]
         small, large = self.names
-        if finite == [1.0, 0.0]:
-            return P(0.0, OPEN, f"every run of {large} diverged, none of {small}")
-        if finite == [0.0, 1.0]:
-            return P(OPEN, 0.0, otherwise=f"every run of {small} diverged, none of {large}")
-        return P(OPEN, OPEN, "some runs diverged")
+        if finite_shares == [1.0, 0.0]:
+            return PValues(held=0.0, words=f"every run of {large} diverged, none of {small}")
+        if finite_shares == [0.0, 1.0]:
+            return PValues(against=0.0, otherwise=f"every run of {small} diverged, none of {large}")
+        return PValues(words="some runs diverged")
 
 
 class AtMost(Lower):
-    """That a method's numbers are below one that was printed, which has no spread here."""
+    """A method's values are below a printed number, which has no spread here."""
 
-    def _numbers(self, rule: Rule) -> str:
-        return f"{self.names[0]} {spread(self.one)}, {self.names[1]} {self.other[0]:.4g}"
+    def _describe(self, rule: Rule) -> str:
+        return f"{self.names[0]} {format_spread(self.one)}, {self.names[1]} {self.other[0]:.4g}"
 
 
-class Alike(Compared):
-    """That two methods' numbers differ by less than a margin."""
+class Alike(Comparison):
+    """The values of two methods differ by less than the margin."""
 
-    def _tested(self, rule: Rule) -> P:
+    def _test(self, rule: Rule) -> PValues:
         within = [rule.test(self.one, self.other, self.margin), rule.test(self.other, self.one, self.margin)]
         apart = [rule.test(self.one, self.other, -self.margin), rule.test(self.other, self.one, -self.margin)]
-        return P(
+        return PValues(
             max(within),
-            rule.any_of(apart),
+            rule.combine(apart),
             f"margin {self.margin:g}, p = {{p:.2g}}",
             f"more than {self.margin:g} apart, p = {{p:.2g}}",
         )
 
-    def _diverged(self) -> P:
-        return P(OPEN, 0.0, otherwise="a run diverged")
+    def _compare_diverged(self) -> PValues:
+        return PValues(against=0.0, otherwise="a run diverged")
 
 
 @dataclass(frozen=True)
-class Counted(Evidence):
-    """A claim about counts, which hold or do not."""
+class Count(Evidence):
+    """Counts, which are compared without a test."""
 
     holds: bool
-    numbers: str
+    text: str
 
-    def p(self, rule: Rule) -> P:
-        return P(0.0, OPEN, "counted") if self.holds else P(OPEN, 0.0, otherwise="counted")
+    def compute_p_values(self, rule: Rule) -> PValues:
+        if self.holds:
+            return PValues(held=0.0, words="counted")
+        return PValues(against=0.0, otherwise="counted")
 
-    def _numbers(self, rule: Rule) -> str:
-        return self.numbers
+    def _describe(self, rule: Rule) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
-class Missing(Evidence):
-    """Of a claim about runs that this scale does not have."""
+class NotRun(Evidence):
+    """Placeholder for runs that a scale leaves out."""
 
-    def p(self, rule: Rule) -> P:
-        return P(OPEN, OPEN, "not part of this scale")
+    def compute_p_values(self, rule: Rule) -> PValues:
+        return PValues(words="not part of this scale")
 
-    def _numbers(self, rule: Rule) -> str:
+    def _describe(self, rule: Rule) -> str:
         return "–"
 
 
 @dataclass(frozen=True)
-class Every(Evidence):
-    """A claim of several parts: it holds when all hold, and does not when one does not."""
+class AllOf(Evidence):
+    """Several parts: the claim holds if all of them hold, and does not if one of them does not."""
 
     parts: tuple[Evidence, ...]
 
-    def p(self, rule: Rule) -> P:
-        found = [part.p(rule) for part in self.leaves]
-        return P(max(p.held for p in found), rule.any_of([p.against for p in found]))
+    def compute_p_values(self, rule: Rule) -> PValues:
+        p_values = [leaf.compute_p_values(rule) for leaf in self.leaves]
+        return PValues(max(p.held for p in p_values), rule.combine([p.against for p in p_values]))
 
-    def _numbers(self, rule: Rule) -> str:
-        return "; ".join(part.ours(rule) for part in self.parts)
+    def _describe(self, rule: Rule) -> str:
+        return "; ".join(part.describe(rule) for part in self.parts)
 
     @property
     def leaves(self) -> tuple[Evidence, ...]:
-        # What is said before all of them is said before each.
         return tuple(replace(leaf, prefix=self.prefix + leaf.prefix) for part in self.parts for leaf in part.leaves)
 
 
 def lower(small: Sequence[float], large: Sequence[float], names: tuple[str, str], margin: float = 0.0) -> Evidence:
-    """That one method's numbers are lower than another's, by more than a margin.
+    """Compare two methods of which the first should be lower by more than a margin.
 
     Args:
-        small: a number a seed.
-        large: of the same seeds, in the same order.
-        names: of both methods.
-        margin: by how much more.
+        small: values of the method that should be lower, one per seed.
+        large: values of the other method, of the same seeds in the same order.
+        names: names of both methods.
+        margin: the smallest difference.
     """
     return Lower(small, large, names, margin)
 
 
 def alike(one: Sequence[float], other: Sequence[float], names: tuple[str, str], margin: float) -> Evidence:
-    """That two methods' numbers differ by less than a margin."""
+    """Compare two methods that should differ by less than a margin."""
     return Alike(one, other, names, margin)
 
 
 def at_most(values: Sequence[float], limit: float, names: tuple[str, str]) -> Evidence:
-    """That a method's numbers are below one that was printed, which has no spread here."""
+    """Compare a method's values with a printed number, which they should be below."""
     return AtMost(values, [limit] * len(values), names)
 
 
 def exactly(holds: bool, ours: str) -> Evidence:
-    """A claim about counts, which hold or do not."""
-    return Counted(holds, ours)
+    """State whether counts are as claimed."""
+    return Count(holds, ours)
 
 
 def not_run() -> Evidence:
-    """Of a claim about runs that this scale does not have."""
-    return Missing()
+    """State that a scale leaves out the runs of a claim."""
+    return NotRun()
 
 
 def every(*parts: Evidence) -> Evidence:
-    """A claim of several parts; of one it is that one."""
-    return parts[0] if len(parts) == 1 else Every(parts)
+    """Combine parts that must all hold; a single part is returned unchanged."""
+    return parts[0] if len(parts) == 1 else AllOf(parts)
 
 
 def rising(names: Sequence[str], values: Sequence[Sequence[float]]) -> Evidence:
-    """That each method's numbers are lower than the next one's."""
+    """Compare methods of which each should be lower than the next."""
     points: Iterator[tuple[tuple[str, Sequence[float]], tuple[str, Sequence[float]]]]
     points = pairwise(zip(names, values, strict=True))
     return every(*(lower(low, high, (name, other)) for (name, low), (other, high) in points))
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation over the seeds.
+def format_spread(values: Sequence[float]) -> str:
+    """Format mean ± standard deviation over the seeds.
 
     Example::
 
-        >>> spread([1.0, 2.0, 3.0])
+        >>> format_spread([1.0, 2.0, 3.0])
         '2 ± 1'
     """
     if not all(map(math.isfinite, values)):

@@ -1,4 +1,4 @@
-"""What an experiment is: runs to make, a figure of them, and claims to judge by them."""
+"""Experiments: runs to make, a figure of them, and claims to judge by them."""
 
 from __future__ import annotations
 
@@ -12,60 +12,62 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab import data
 from whitenorm_lab.claims.evidence import Evidence
-from whitenorm_lab.claims.results import Results, kept
-from whitenorm_lab.claims.rules import RULES, SECOND, Rule
+from whitenorm_lab.claims.results import Results, to_json_values
+from whitenorm_lab.claims.rules import PAIRED_HOLM, RULES, Rule
 
+SCALES = ("smoke", "default", "paper")
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, what it prints for it, and how runs decide on it."""
+    """A statement of a paper, the numbers printed for it, and a function that collects our evidence."""
 
     text: str
     paper: str
-    """The paper's own numbers or picture, in words."""
+    """The paper's own numbers or figure, in words."""
     judge: Callable[[Results], Evidence]
     exact: bool = False
-    """Does not depend on the scale: counts, shapes, placements. Others are never decided at smoke scale."""
-    otherwise: str = ""
-    """What is known of the reason, for where it does not hold."""
-    ours: bool = False
-    """A bar of this library's own, such as a time on this machine beside one printed for a GPU: counted apart."""
+    """Whether the claim is independent of the scale (counts, shapes, placements); others are not decided at smoke
+    scale."""
+    reason: str = ""
+    """Known reason why the claim does not hold here, shown if it does not."""
+    bar: bool = False
+    """Whether this is a bar of our own, such as a time on this machine against one printed for a GPU. Bars are counted
+    separately from the papers' claims."""
 
 
 @dataclass
 class Context:
-    """What a run is given besides its settings."""
+    """Arguments of a run besides its settings."""
 
     seed: int
     data_root: Path | None = None
     progress: Callable[[float], None] = field(default=lambda share: None)
-    """To be called with the share that is done, from 0 to 1."""
+    """Callback for the completed share, from 0 to 1."""
     folder: Path | None = None
-    """For files by which a long run goes on when it is interrupted; gone when the run is done."""
+    """Folder for files from which an interrupted run resumes; removed after the run."""
 
     def load(self, name: str) -> data.Dataset:
-        """A data set, read once for all runs."""
+        """Load a data set. The last one is cached, because consecutive runs use the same one."""
         key = (name, data.root_folder(self.data_root))
-        if key not in _LOADED:
-            _LOADED.clear()
-            _LOADED[key] = data.load(name, self.data_root)
-        return _LOADED[key]
+        if key not in _CACHE:
+            _CACHE.clear()
+            _CACHE[key] = data.load(name, self.data_root)
+        return _CACHE[key]
 
 
-# The set that was read last: runs come one after the other on the same one.
-_LOADED: dict[tuple[str, Path | None], data.Dataset] = {}
+_CACHE: dict[tuple[str, Path | None], data.Dataset] = {}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of a paper as runs, a picture and claims.
+    """One figure or table of a paper: its runs, a figure of their results, and its claims.
 
     ``scales`` has the parameters of each scale: smoke (seconds), default (minutes on two cores) and paper (the paper's
-    own). ``plan`` makes from them the settings of all runs, each of which is repeated with every seed; settings are
-    plain JSON values and hold all that decides a run's numbers. ``run`` makes one, with torch's random numbers set to
-    its seed, and returns its raw values.
+    own). ``plan`` turns them into the settings of all runs, each of which is repeated with every seed. Settings are
+    plain JSON values and determine the results of a run. ``run`` makes one run, after torch was seeded with the run's
+    seed, and returns its raw values.
     """
 
     id: str
@@ -73,27 +75,27 @@ class Experiment:
     where: str
     title: str
     cost: str
-    """Of the default scale on two cores."""
+    """Time of the default scale on two cores."""
     claims: tuple[Claim, ...]
     scales: dict[str, Settings]
     seeds: dict[str, int]
-    """How many, by scale."""
-    fewest_seeds: int = field(default=SECOND.fewest, kw_only=True)
-    """Below which nothing is decided: three where runs are long."""
+    """Number of seeds per scale."""
+    min_seeds: int = field(default=PAIRED_HOLM.min_seeds, kw_only=True)
+    """Smallest number of seeds for a verdict: three if runs are long."""
     first_seed: int = field(default=0, kw_only=True)
-    """Seeds count from here: not those of pilots, by which a set-up was chosen."""
+    """The first seed, after those of the pilot runs by which a set-up was chosen."""
     plan: Callable[[Settings], list[Settings]]
     run: Callable[[Settings, Context], dict[str, Any]]
     draw: Callable[[Results], Figure]
     run_seeds: Callable[[Settings, Sequence[Context]], list[dict[str, Any]]] | None = None
-    """In place of ``run``, all seeds of the same settings at once, where that is faster."""
+    """Used instead of ``run`` if set: runs all seeds of the same settings at once, where that is faster."""
     data: tuple[str, ...] = ()
     reduction: str = ""
-    """What the default scale is short of, as a sentence that stands with every claim."""
+    """How the default scale is smaller than the paper's, as a sentence shown with every claim."""
     shares: tuple[str, ...] = ()
-    """Other experiments with some of the same runs, which are taken over from their results where they are there."""
+    """Other experiments that have some of the same runs, which are copied from their results if available."""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
-    """What ran at the default scale in the place of what a claim names, such as another net."""
+    """What the default scale uses in place of something that a claim names, such as another net."""
 
     def __post_init__(self) -> None:
         if set(self.scales) != set(SCALES) or set(self.seeds) != set(SCALES):
@@ -101,28 +103,28 @@ class Experiment:
                 f"expected scales and seeds of {self.id} for {', '.join(SCALES)} (got {list(self.scales)})"
             )
 
-    def wording(self, claim: Claim, scale: str) -> str:
-        """A claim's text, with the net that ran where it is not the paper's."""
-        return standing_in(claim.text, self.stand_ins if scale == "default" else {})
+    def word_claim(self, claim: Claim, scale: str) -> str:
+        """Return a claim's text, which names the stand-ins at the default scale."""
+        return name_stand_ins(claim.text, self.stand_ins if scale == "default" else {})
 
-    def made(self, content: dict[str, Any]) -> bool:
-        """Whether results are of this set-up: the same parameters, and seeds from the same one on."""
+    def matches_setup(self, content: dict[str, Any]) -> bool:
+        """Return whether stored results have this experiment's parameters and first seed."""
         first = min((run.seed for run in content["runs"]), default=self.first_seed)
-        return bool(content["parameters"] == kept(self.scales[content["scale"]])) and first == self.first_seed
+        parameters = to_json_values(self.scales[content["scale"]])
+        return bool(content["parameters"] == parameters) and first == self.first_seed
 
-    def rule(self, name: str) -> Rule:
-        """The rule of this name, with this entry's number of seeds."""
+    def get_rule(self, name: str) -> Rule:
+        """Return the rule of this name with at most this experiment's smallest number of seeds."""
         rule = RULES[name]
-        return replace(rule, fewest=min(rule.fewest, self.fewest_seeds))
+        return replace(rule, min_seeds=min(rule.min_seeds, self.min_seeds))
 
 
-def standing_in(text: str, ran: Mapping[str, str]) -> str:
+def name_stand_ins(text: str, stand_ins: Mapping[str, str]) -> str:
     """
-    >>> standing_in("DBN beats BN, WRN-28-10", {"WRN-28-10": "WRN-16-2"})
+    >>> name_stand_ins("DBN beats BN, WRN-28-10", {"WRN-28-10": "WRN-16-2"})
     'DBN beats BN, WRN-16-2 (for WRN-28-10)'
     """
-    names = "|".join(re.escape(name) for name in sorted(ran, key=len, reverse=True))
-    return re.sub(names, lambda name: f"{ran[name[0]]} (for {name[0]})", text) if ran else text
-
-
-SCALES = ("smoke", "default", "paper")
+    if not stand_ins:
+        return text
+    names = "|".join(re.escape(name) for name in sorted(stand_ins, key=len, reverse=True))
+    return re.sub(names, lambda match: f"{stand_ins[match[0]]} (for {match[0]})", text)

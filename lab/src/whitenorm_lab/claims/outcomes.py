@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from whitenorm_lab.claims.experiment import Experiment
 from whitenorm_lab.claims.results import Store
-from whitenorm_lab.claims.rules import FIRST, RULES, Rule
+from whitenorm_lab.claims.rules import RULES, WELCH, Rule
 from whitenorm_lab.claims.verdicts import Verdict
 from whitenorm_lab.papers import EXPERIMENTS, SETUPS
 from whitenorm_lab.papers.not_built import NOT_BUILT, NotBuilt
@@ -59,7 +59,7 @@ class Outcome:
 
 def _list_unjudged_claims(experiment: Experiment) -> list[dict[str, Any]]:
     unknown = {"ours": "–", "verdict": "not run", "why": "", "reason": "", "short": "", "parts": [{"ours": "–"}]}
-    return [{"claim": claim.text, "paper": claim.paper, "bar": claim.ours, **unknown} for claim in experiment.claims]
+    return [{"claim": claim.text, "paper": claim.paper, "bar": claim.bar, **unknown} for claim in experiment.claims]
 
 
 def explain_claims(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -69,13 +69,13 @@ def explain_claims(experiment: Experiment, content: dict[str, Any]) -> list[dict
     the run is smaller than the paper's. ``bar``: whether it is a bar of our own.
     """
     scale = content["scale"]
-    claims = {experiment.wording(claim, scale): claim for claim in experiment.claims}
+    claims = {experiment.word_claim(claim, scale): claim for claim in experiment.claims}
     rows = []
     for row in content["claims"]:
         claim = claims.get(row["claim"])
-        reason = claim.otherwise if claim is not None and row["verdict"] == "not held" else ""
+        reason = claim.reason if claim is not None and row["verdict"] == "not held" else ""
         short = "" if scale != "default" or (claim is not None and claim.exact) else experiment.reduction
-        added = {"reason": reason, "short": short, "bar": claim is not None and claim.ours}
+        added = {"reason": reason, "short": short, "bar": claim is not None and claim.bar}
         rows.append({**row, **added, "parts": _split_parts(row), "why": _shorten_why(row)})
     return rows
 
@@ -93,7 +93,7 @@ def _shorten_why(row: dict[str, Any]) -> str:
 
 def rule_of(content: dict[str, Any]) -> Rule:
     """The rule that results were judged by; the oldest results do not name it."""
-    return RULES[content.get("rule", FIRST.name)]
+    return RULES[content.get("rule", WELCH.name)]
 
 
 def group_by_rule(outcomes: Iterable[Outcome]) -> dict[Rule, list[Outcome]]:
@@ -111,7 +111,7 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
     for experiment in sorted(EXPERIMENTS.values(), key=lambda experiment: [*PAPERS].index(experiment.paper)):
         store = Store(folder, experiment.id, scale)
         content = store.read()
-        earlier = content is not None and not experiment.made(content)
+        earlier = content is not None and not experiment.matches_setup(content)
         outcomes.append(Outcome(experiment, SETUPS[experiment.id], store, None if earlier else content, earlier))
     if all(outcome.content is None for outcome in outcomes):
         raise ValueError(

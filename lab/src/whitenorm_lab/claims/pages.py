@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from whitenorm_lab.claims.claims import escape, linked, markdown, plain
+from whitenorm_lab.claims.markdown_page import escape_inline, escape_markdown, format_page, link_experiment
 from whitenorm_lab.claims.outcomes import (
     PAPERS,
     VERDICTS,
@@ -44,10 +44,12 @@ def index_page(outcomes: list[Outcome], scale: str) -> str:
     papers = []
     for paper, group in groupby(outcomes, key=lambda outcome: outcome.experiment.paper):
         mine = list(group)
-        words = plain(summary(mine, not_built_of(paper), verdicts=False))
-        papers.append(f"- [{plain(PAPERS[paper].title)} ({paper})]({page_file(paper)}): {words} {_count(mine)}")
+        words = escape_markdown(summary(mine, not_built_of(paper), verdicts=False))
+        papers.append(
+            f"- [{escape_markdown(PAPERS[paper].title)} ({paper})]({page_file(paper)}): {words} {_count(mine)}"
+        )
     title = "# Do the papers' claims hold here?"
-    return "\n\n".join([GENERATED, title, "\n".join(papers), markdown(outcomes, scale, None)]) + "\n"
+    return "\n\n".join([GENERATED, title, "\n".join(papers), format_page(outcomes, scale, None)]) + "\n"
 
 
 def paper_page(
@@ -65,13 +67,13 @@ def paper_page(
     missing = not_built_of(paper)
     blocks = [
         GENERATED,
-        f"# {plain(PAPERS[paper].title)} ({paper})",
-        f"[The paper]({PAPERS[paper].address}). {plain(summary(outcomes, missing, verdicts=False))}",
+        f"# {escape_markdown(PAPERS[paper].title)} ({paper})",
+        f"[The paper]({PAPERS[paper].address}). {escape_markdown(summary(outcomes, missing, verdicts=False))}",
         _count(outcomes),
         *(block for outcome in outcomes for block in _describe_experiment(outcome, scale, files, index)),
     ]
     if missing:
-        rows = [f"- {plain(one.title)} ({plain(f'{one.paper} {one.where}')}): {plain(one.why)}." for one in missing]
+        rows = ["- " + escape_markdown(f"{one.title} ({one.paper} {one.where}): {one.why}.") for one in missing]
         blocks += ["## Not built", "The paper also reports these, which no experiment here runs.", "\n".join(rows)]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
@@ -87,10 +89,10 @@ def results_index(outcomes: list[Outcome], folder: Path) -> str:
             continue
         experiment = outcome.experiment
         verdicts = ["–"] * len(VERDICTS) if outcome.earlier else [str(count) for count in tally([outcome]).values()]
-        paper = plain(f"{experiment.paper} {experiment.where}")
+        paper = escape_markdown(f"{experiment.paper} {experiment.where}")
         finished = content["finished"][:10] + (" (earlier set-up)" if outcome.earlier else "")
         end = [finished, content["scale"], str(count_seeds(content))]
-        rows.append([linked(outcome, folder), plain(experiment.title), paper, *verdicts, *end])
+        rows.append([link_experiment(outcome, folder), escape_markdown(experiment.title), paper, *verdicts, *end])
     text = (
         "One folder per experiment, with settings, raw values of every run, and judged claims as JSON, from which "
         "`whitenorm-lab report` draws the figures. Verdicts of the papers' claims are counted here, without our own "
@@ -111,8 +113,8 @@ def _describe_experiment(outcome: Outcome, scale: str, files: str, index: str) -
     what, _, setup = outcome.setup.strip().partition("\n\n")
     data = f"{files}/{experiment.id}/{scale}.json"
     blocks = [
-        f'## <a id="{experiment.id}"></a>{plain(experiment.title)}',
-        f"{plain(f'{experiment.paper} {experiment.where}')}, `{experiment.id}`",
+        f'## <a id="{experiment.id}"></a>{escape_markdown(experiment.title)}',
+        f"{escape_markdown(f'{experiment.paper} {experiment.where}')}, `{experiment.id}`",
         _convert_prose(what),
         '<details markdown="1"><summary>Set-up of the paper, and here</summary>',
         _convert_prose(setup),
@@ -123,17 +125,18 @@ def _describe_experiment(outcome: Outcome, scale: str, files: str, index: str) -
         blocks.append(f"**Not run** at {scale} scale{earlier if outcome.earlier else ''}.")
     else:
         figure = f"{files}/{experiment.id}/{scale}.png"
-        alt = plain(f"{experiment.title}, as measured here: {experiment.paper} {experiment.where}")
-        blocks += [f"[![{alt}]({figure})]({figure})", plain(describe_run(content))]
+        alt = escape_markdown(f"{experiment.title}, as measured here: {experiment.paper} {experiment.where}")
+        blocks += [f"[![{alt}]({figure})]({figure})", escape_markdown(describe_run(content))]
     if outcome.reduction:
-        blocks.append(f"> {_SMALLER} **Smaller than the paper's.** {plain(outcome.reduction)}")
+        blocks.append(f"> {_SMALLER} **Smaller than the paper's.** {escape_markdown(outcome.reduction)}")
     blocks.append(_tabulate([claim for claim in outcome.claims if not claim["bar"]]))
     if bars := [claim for claim in outcome.claims if claim["bar"]]:
         blocks += ["**Bars of our own**, set here, not claimed by the paper, and counted apart:", _tabulate(bars)]
     if content is not None:
         blocks.append(
-            f"Judged by [{plain(rule_of(content).words)}]({index}#how-a-claim-is-judged). "
-            f"Finished {content['finished'][:10]}, commit {plain(commit(content))}, on {plain(hardware([content]))}. "
+            f"Judged by [{escape_markdown(rule_of(content).words)}]({index}#how-a-claim-is-judged). "
+            f"Finished {content['finished'][:10]}, commit {escape_markdown(commit(content))}, "
+            f"on {escape_markdown(hardware([content]))}. "
             f"Raw values: [{experiment.id}.json]({data})."
         )
     return blocks
@@ -155,7 +158,7 @@ def _tabulate(claims: list[dict[str, Any]]) -> str:
             verdict += f" {_SMALLER}"
         if claim["why"]:
             verdict += f"<br>{_format_numbers(claim['why'])}"
-        rows.append([plain(claim["claim"]), plain(claim["paper"]), "<br>".join(lines), verdict])
+        rows.append([escape_markdown(claim["claim"]), escape_markdown(claim["paper"]), "<br>".join(lines), verdict])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -168,7 +171,7 @@ def _format_part(part: dict[str, Any]) -> str:
 
 def _format_numbers(text: str) -> str:
     """Escape text, and keep numbers and their signs on one line."""
-    return re.sub(r" (±|=|&lt;|≤|≥) ", "\u00a0\\1\u00a0", plain(text))
+    return re.sub(r" (±|=|&lt;|≤|≥) ", "\u00a0\\1\u00a0", escape_markdown(text))
 
 
 def _convert_prose(text: str) -> str:
@@ -184,4 +187,4 @@ def _convert_prose(text: str) -> str:
 
 
 def _escape_outside_code(match: re.Match[str]) -> str:
-    return match[0] if match[0].startswith("``") else escape(match[0])
+    return match[0] if match[0].startswith("``") else escape_inline(match[0])

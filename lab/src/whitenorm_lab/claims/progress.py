@@ -1,4 +1,4 @@
-"""What an experiment shows as it runs: a bar on a terminal, now and then a line where there is none; the time left."""
+"""Progress of an experiment: a bar on a terminal, a line every 30 seconds elsewhere, both with the remaining time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from whitenorm_lab.claims.results import Run
-from whitenorm_lab.claims.runner import Watch
+from whitenorm_lab.claims.runner import ProgressCallback
 
-# Between two lines.
-_SECONDS = 30.0
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 @contextmanager
-def shown(title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[Watch]:
-    """A watch for :func:`reproduce` that shows how far it is."""
+def show_progress(
+    title: str, console: Console, clock: Callable[[], float] = time.monotonic
+) -> Iterator[ProgressCallback]:
+    """Yield a callback for :func:`reproduce` that shows the progress."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -27,35 +28,36 @@ def shown(title: str, console: Console, clock: Callable[[], float] = time.monoto
         TimeElapsedColumn(),
         TextColumn("left {task.fields[left]}"),
     )
-    pace = Pace(clock)
-    # Without a terminal rich shows a bar at the end alone, so lines take its place.
+    estimate = TimeEstimate(clock)
+    # Without a terminal, rich shows a bar only at the end, so lines are printed instead.
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0, runs="0", left="–")
-        said = clock()
+        last_line = clock()
 
-        def watch(done: int, total: int, share: float, run: Run | None) -> None:
-            nonlocal said
-            left = _clock_face(pace.left(done, total, share, run))
+        def on_progress(done: int, total: int, share: float, run: Run | None) -> None:
+            nonlocal last_line
+            seconds = estimate.update(done, total, share, run)
+            left = "–" if seconds is None else str(timedelta(seconds=round(seconds)))
             progress.update(task, total=total, completed=done + share, runs=f"{done}/{total}", left=left)
-            if not console.is_terminal and clock() - said >= _SECONDS:
-                said = clock()
+            if not console.is_terminal and clock() - last_line >= _SECONDS_BETWEEN_LINES:
+                last_line = clock()
                 line = f"{title}: {done + share:.1f} of {total} runs, left {left}"
                 console.print(line, highlight=False, soft_wrap=True)
 
-        yield watch
+        yield on_progress
 
 
-class Pace:
-    """The time left, by the mean time of the runs that ended, those of an interrupted call included.
+class TimeEstimate:
+    """Remaining time by the mean time of all completed runs, including those of an interrupted call.
 
     Example::
 
-        >>> pace = Pace(clock=lambda: 0.0)
-        >>> pace.left(0, 4, 0.0, None) is None
+        >>> estimate = TimeEstimate(clock=lambda: 0.0)
+        >>> estimate.update(0, 4, 0.0, None) is None
         True
-        >>> pace.left(1, 4, 0.0, Run({}, 0, {}, seconds=10.0))
+        >>> estimate.update(1, 4, 0.0, Run({}, 0, {}, seconds=10.0))
         30.0
-        >>> pace.left(1, 4, 0.5, None)
+        >>> estimate.update(1, 4, 0.5, None)
         25.0
     """
 
@@ -64,14 +66,10 @@ class Pace:
         self._start = clock()
         self._seconds = 0.0
 
-    def left(self, done: int, total: int, share: float, run: Run | None) -> float | None:
-        """Seconds; None while there is nothing to tell it from."""
+    def update(self, done: int, total: int, share: float, run: Run | None) -> float | None:
+        """Count a completed run, if one is passed; return the remaining seconds, or None before any progress."""
         if run is not None:
             self._seconds += run.seconds
         if done:
             return self._seconds / done * (total - done - share)
         return (self._clock() - self._start) / share * (total - share) if share else None
-
-
-def _clock_face(seconds: float | None) -> str:
-    return "–" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -12,14 +12,14 @@ from typing import Literal
 import matplotlib.pyplot as plt
 import tyro
 
-from whitenorm_lab.claims import claims
+from whitenorm_lab.claims import markdown_page
 from whitenorm_lab.claims.outcomes import PAPERS, Outcome, gather, summary
 from whitenorm_lab.claims.pages import GENERATED, index_page, page_file, paper_page, results_index
-from whitenorm_lab.claims.plots import save
+from whitenorm_lab.claims.plots import save_figure
 from whitenorm_lab.claims.verdict_snippets import update_verdicts
-from whitenorm_lab.markdown_sections import write_between, write_text
+from whitenorm_lab.markdown_sections import write_section, write_text
 from whitenorm_lab.papers.not_built import NOT_BUILT
-from whitenorm_lab.terminal import terminal
+from whitenorm_lab.terminal import create_console
 
 INDEX = "README.md"
 
@@ -55,16 +55,18 @@ def main(args: list[str]) -> None:
 
 def run(options: Report) -> None:
     """Write the pages, and the other files that were requested."""
-    console = terminal()
+    console = create_console()
     outcomes = gather(options.results, options.scale)
     write_report(outcomes, options.scale, options.out)
     # Write all files before printing: printing into a closed pipe, such as head's, ends the command.
     if options.readme is not None:
-        write_between(options.readme, claims.TALLY_START, claims.TALLY_END, claims.lines(outcomes))
+        write_section(
+            options.readme, markdown_page.TALLY_START, markdown_page.TALLY_END, markdown_page.format_tally(outcomes)
+        )
         update_verdicts(options.readme, outcomes)
     if options.page is not None:
-        text = claims.markdown(outcomes, options.scale, options.page.parent)
-        write_between(options.page, claims.START, claims.END, text)
+        text = markdown_page.format_page(outcomes, options.scale, options.page.parent)
+        write_section(options.page, markdown_page.START, markdown_page.END, text)
     for path in options.guides:
         update_verdicts(path, outcomes)
     index = options.results / INDEX if options.index else None
@@ -101,7 +103,7 @@ def draw_figure(outcome: Outcome, path: Path) -> None:
     if outcome.content is None:
         raise ValueError(f"expected results of {outcome.experiment.id} (got none)")
     figure = outcome.experiment.draw(outcome.content["runs"])
-    save(figure, path)
+    save_figure(figure, path)
     plt.close(figure)
 
 

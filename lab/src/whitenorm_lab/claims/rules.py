@@ -1,4 +1,4 @@
-"""By which test numbers are compared. What a rule is called stands with every result that was judged by it."""
+"""Statistical rules that decide claims. The rule's name is stored with every result that was judged by it."""
 
 from __future__ import annotations
 
@@ -14,80 +14,74 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Rule:
-    """How claims are judged."""
+    """A statistical test, with its smallest number of seeds and its correction for multiple tests."""
 
     name: str
     words: str
-    """In one sentence, for who reads a verdict."""
-    fewest: int
-    """Seeds, below which nothing is decided."""
+    """Description shown beside verdicts."""
+    min_seeds: int
+    """A comparison of fewer seeds is not decided."""
     paired: bool
-    """Whether runs that share a seed are compared with each other, by Student's t-test of their differences; otherwise
-    all with all, by Welch's."""
+    """Whether to compare runs of the same seed, by the paired t-test; otherwise the means, by Welch's t-test."""
     corrected: bool
-    """Whether the level is Holm's over the claims of an entry, and what one part of several says against a claim
-    counts as one of so many."""
+    """Whether to apply Holm's correction to the claims of an experiment, and Bonferroni's to the p-values against the
+    parts of one claim."""
 
     def test(self, small: Sequence[float], large: Sequence[float], shift: float) -> float:
-        """How likely numbers this far apart are if the first were not below the second plus a shift."""
-        return (_paired if self.paired else _welch)(small, large, shift)
+        """Return the one-sided p-value for mean(small) < mean(large) + shift."""
+        return (_test_paired if self.paired else _test_welch)(small, large, shift)
 
-    def any_of(self, found: Sequence[float]) -> float:
-        """Of several tests, one of which is enough: the least, and where it is corrected as many times as there are."""
-        return min(1.0, min(found) * (len(found) if self.corrected else 1))
+    def combine(self, p_values: Sequence[float]) -> float:
+        """Return the p-value of a statement that is true if one of several is."""
+        return min(1.0, min(p_values) * (len(p_values) if self.corrected else 1))
 
-    def adjusted(self, found: Sequence[float]) -> list[float]:
-        """What of each p of an entry is held against the level, in the order given.
-
-        Holm's: the smallest times their number, the next times one less, and so on, none below the one before.
+    def adjust(self, p_values: Sequence[float]) -> list[float]:
+        """Return the p-values of the claims of one experiment, adjusted by Holm's method, in the same order.
 
         Example::
 
-            >>> SECOND.adjusted([0.04, 0.01, 0.9])
+            >>> PAIRED_HOLM.adjust([0.04, 0.01, 0.9])
             [0.08, 0.03, 0.9]
-            >>> FIRST.adjusted([0.04, 0.01, 0.9])
+            >>> WELCH.adjust([0.04, 0.01, 0.9])
             [0.04, 0.01, 0.9]
         """
         if not self.corrected:
-            return list(found)
-        adjusted, least = [0.0] * len(found), 0.0
-        for left, place in zip(
-            range(len(found), 0, -1), sorted(range(len(found)), key=lambda place: found[place]), strict=True
-        ):
-            least = adjusted[place] = min(1.0, max(least, left * found[place]))
+            return list(p_values)
+        adjusted, largest = [0.0] * len(p_values), 0.0
+        for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+            largest = adjusted[i] = min(1.0, max(largest, (len(p_values) - rank) * p_values[i]))
         return adjusted
 
 
-FIRST = Rule("Welch", "Welch's t-test, one-sided, at 5 %, at least three seeds", 3, paired=False, corrected=False)
-SECOND = Rule(
+# Judges only results that were made before PAIRED_HOLM was introduced.
+WELCH = Rule("Welch", "Welch's t-test, one-sided, at 5 %, at least three seeds", 3, paired=False, corrected=False)
+PAIRED_HOLM = Rule(
     "paired, Holm",
-    "the paired t-test, one-sided, at 5 %, at least five seeds (three of detection, segmentation, translation and "
-    "style), corrected by Holm's method over the claims of an entry",
+    "the paired t-test, one-sided, at 5 %, at least five seeds (three for detection, segmentation, translation and "
+    "style), corrected by Holm's method over the claims of an experiment",
     5,
     paired=True,
     corrected=True,
 )
-RULES = {rule.name: rule for rule in (FIRST, SECOND)}
+RULES = {rule.name: rule for rule in (WELCH, PAIRED_HOLM)}
 
 
-def _welch(small: Sequence[float], large: Sequence[float], shift: float) -> float:
-    """Welch's t-test of two means, those of independent numbers."""
-    moved = [value + shift for value in large]
-    if len({*small}) == 1 and len({*moved}) == 1:
-        # No spread at all, as in what does not depend on the seed.
-        return 0.0 if small[0] < moved[0] else 1.0
-    # From means and deviations, as scipy warns of samples without spread, such as a printed number.
-    sides = [(statistics.fmean(values), statistics.stdev(values), len(values)) for values in (small, moved)]
-    return float(stats.ttest_ind_from_stats(*sides[0], *sides[1], equal_var=False, alternative="less").pvalue)
+def _test_welch(small: Sequence[float], large: Sequence[float], shift: float) -> float:
+    shifted = [value + shift for value in large]
+    if len({*small}) == 1 and len({*shifted}) == 1:
+        # No spread at all: the values do not depend on the seed.
+        return 0.0 if small[0] < shifted[0] else 1.0
+    # From means and deviations, because scipy warns about samples without spread, such as a printed number.
+    samples = [(statistics.fmean(values), statistics.stdev(values), len(values)) for values in (small, shifted)]
+    return float(stats.ttest_ind_from_stats(*samples[0], *samples[1], equal_var=False, alternative="less").pvalue)
 
 
-def _paired(small: Sequence[float], large: Sequence[float], shift: float) -> float:
-    """The paired t-test: Student's, of the mean difference of a pair."""
+def _test_paired(small: Sequence[float], large: Sequence[float], shift: float) -> float:
     differences = [low - high - shift for low, high in zip(small, large, strict=True)]
-    number = len(differences)
-    mean = math.fsum(differences) / number
-    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / (number - 1))
+    count = len(differences)
+    mean = math.fsum(differences) / count
+    deviation = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (count - 1))
     if deviation == 0:
         return 0.0 if mean < 0 else 1.0
-    # Not scipy's own test, which warns where the spread is as small as rounding.
-    return float(special.stdtr(number - 1, mean / deviation * math.sqrt(number)))
+    # Not scipy's own test, which warns if the spread is as small as rounding errors.
+    return float(special.stdtr(count - 1, mean / deviation * math.sqrt(count)))

@@ -1,4 +1,4 @@
-"""Running an experiment: every setting with every seed, kept as it goes, then judged and drawn."""
+"""Run an experiment with every setting and seed, store each run when it ends, then judge and draw the results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ import matplotlib.pyplot as plt
 import torch
 
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment
-from whitenorm_lab.claims.plots import save
+from whitenorm_lab.claims.plots import save_figure
 from whitenorm_lab.claims.results import Results, Run, Store
-from whitenorm_lab.claims.rules import FIRST, SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM, WELCH
 from whitenorm_lab.claims.verdicts import Judgement, judge
-from whitenorm_lab.machine import machine
+from whitenorm_lab.machine import describe_machine
 
-Watch = Callable[[int, int, float, Run | None], None]
-"""Told of progress: runs done, runs in all, how much of those under way, and a run that has just ended."""
+ProgressCallback = Callable[[int, int, float, Run | None], None]
+"""Called with the number of completed runs, the number of all runs, the completed share of those in progress, and a run
+that has just ended."""
 
 
 def reproduce(
@@ -31,30 +32,30 @@ def reproduce(
     scale: str = "default",
     seeds: int | None = None,
     data_root: Path | None = None,
-    watch: Watch = lambda done, total, share, run: None,
+    on_progress: ProgressCallback = lambda done, total, share, run: None,
 ) -> dict[str, Any]:
-    """Run what has not been run, judge the claims, write JSON and picture; returns what the JSON holds.
+    """Make the missing runs, judge the claims, and write JSON and figure; return the content of the JSON.
 
-    A call that was interrupted goes on where it was: runs that ended are kept one by one.
+    An interrupted call resumes, because each run is stored when it ends.
     """
     store = Store(folder, experiment.id, scale)
-    runs = _all_runs(experiment, store, scale, seeds or experiment.seeds[scale], data_root, watch)
-    made = {
+    runs = _make_runs(experiment, store, scale, seeds or experiment.seeds[scale], data_root, on_progress)
+    header = {
         "parameters": experiment.scales[scale],
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": sum(run.seconds for run in runs),
-        "machine": machine(),
-        "rule": SECOND.name,
+        "machine": describe_machine(),
+        "rule": PAIRED_HOLM.name,
     }
-    content = _judge_and_draw(experiment, store, scale, made, runs)
-    store.forget()
+    content = _judge_and_draw(experiment, store, scale, header, runs)
+    store.remove_partial()
     return content
 
 
 def judge_again(experiment: Experiment, folder: Path, scale: str = "default") -> dict[str, Any]:
-    """Judge and draw the runs that there are, by the claims and figures of today; nothing is run.
+    """Judge and draw stored runs by the current claims and figure, without running anything.
 
-    The rule is the one that they were made under.
+    The rule stays the one by which the results were judged first.
     """
     store = Store(folder, experiment.id, scale)
     content = store.read()
@@ -62,18 +63,18 @@ def judge_again(experiment: Experiment, folder: Path, scale: str = "default") ->
         raise ValueError(
             f"expected results of {experiment.id} at {scale} scale in {folder} (got none); run it without --judge"
         )
-    if not experiment.made(content):
+    if not experiment.matches_setup(content):
         raise ValueError(
-            f"expected results of {experiment.id} as this version sets it up (got others in {folder}); run it without "
-            "--judge"
+            f"expected results of {experiment.id} with its current set-up (got those of an earlier one in {folder}); "
+            "run it without --judge"
         )
-    made = {name: content[name] for name in ("parameters", "finished", "seconds", "machine")}
-    made["rule"] = content.get("rule", FIRST.name)
-    return _judge_and_draw(experiment, store, scale, made, content["runs"])
+    header = {name: content[name] for name in ("parameters", "finished", "seconds", "machine")}
+    header["rule"] = content.get("rule", WELCH.name)
+    return _judge_and_draw(experiment, store, scale, header, content["runs"])
 
 
 def _judge_and_draw(
-    experiment: Experiment, store: Store, scale: str, made: dict[str, Any], runs: Results
+    experiment: Experiment, store: Store, scale: str, header: dict[str, Any], runs: Results
 ) -> dict[str, Any]:
     content = {
         "experiment": experiment.id,
@@ -81,98 +82,106 @@ def _judge_and_draw(
         "where": experiment.where,
         "title": experiment.title,
         "scale": scale,
-        **made,
-        "claims": judged(experiment, runs, scale, made["rule"]),
+        **header,
+        "claims": judge_claims(experiment, runs, scale, header["rule"]),
     }
-    # The picture first: were it to fail, the runs are still there to go on from.
+    # First the figure: if drawing fails, the stored runs are still there to resume from.
     figure = experiment.draw(runs)
-    save(figure, store.picture)
+    save_figure(figure, store.picture)
     plt.close(figure)
     store.write(content, runs)
     return {**content, "runs": runs}
 
 
-def _all_runs(
-    experiment: Experiment, store: Store, scale: str, seeds: int, data_root: Path | None, watch: Watch
+def _make_runs(
+    experiment: Experiment,
+    store: Store,
+    scale: str,
+    seeds: int,
+    data_root: Path | None,
+    on_progress: ProgressCallback,
 ) -> Results:
+    """Make all runs of the plan that are not stored yet, and return all in the plan's order."""
     first = experiment.first_seed
     planned = [
         Run(settings, seed, {}, 0.0)
         for settings in experiment.plan(experiment.scales[scale])
         for seed in range(first, first + seeds)
     ]
-    _take_over(experiment, store, planned)
-    done = {run.key(): run for run in store.done()}
-    number = 0
+    _copy_shared_runs(experiment, store, planned)
+    stored = {run.key(): run for run in store.read_partial()}
+    done = 0
     for run in planned:
-        if run.key() in done:
-            number += 1
-            watch(number, len(planned), 0.0, done[run.key()])
-    for runs in _at_once(experiment, [run for run in planned if run.key() not in done]):
+        if run.key() in stored:
+            done += 1
+            on_progress(done, len(planned), 0.0, stored[run.key()])
+    for batch in _group_seeds(experiment, [run for run in planned if run.key() not in stored]):
 
-        def progress(share: float, number: int = number, runs: list[Run] = runs) -> None:
-            watch(number, len(planned), share * len(runs), None)
+        def progress(share: float, done: int = done, size: int = len(batch)) -> None:
+            on_progress(done, len(planned), share * size, None)
 
         progress(0.0)
-        _make(experiment, store, runs, data_root, progress)
-        for later in reversed(range(len(runs))):
-            number += 1
-            watch(number, len(planned), float(later), runs[-1 - later])
-    kept = {run.key(): run for run in store.done()}
-    return Results(kept[run.key()] for run in planned)
+        _make_batch(experiment, store, batch, data_root, progress)
+        # The runs of a batch end together: while they are reported one by one, the others count as completed shares.
+        for i, run in enumerate(batch, 1):
+            on_progress(done + i, len(planned), float(len(batch) - i), run)
+        done += len(batch)
+    stored = {run.key(): run for run in store.read_partial()}
+    return Results(stored[run.key()] for run in planned)
 
 
-def _take_over(experiment: Experiment, store: Store, planned: list[Run]) -> None:
-    """Keep runs that other experiments have made already as this one's own."""
-    done = {run.key() for run in store.done()}
-    elsewhere = [run for name in experiment.shares for run in store.beside(name).all()]
+def _copy_shared_runs(experiment: Experiment, store: Store, planned: list[Run]) -> None:
+    """Store runs that other experiments have made as this experiment's own."""
+    stored = {run.key() for run in store.read_partial()}
+    shared = [run for name in experiment.shares for run in store.read_runs_of(name)]
     for run in planned:
-        if run.key() not in done and (same := next(filter(run.same, elsewhere), None)):
-            store.add(replace(same, settings=run.settings))
+        if run.key() not in stored and (equivalent := next(filter(run.is_equivalent, shared), None)):
+            store.add(replace(equivalent, settings=run.settings))
 
 
-def _at_once(experiment: Experiment, runs: list[Run]) -> list[list[Run]]:
-    """Runs one by one, or all seeds of the same settings together."""
+def _group_seeds(experiment: Experiment, runs: list[Run]) -> list[list[Run]]:
+    """Group runs with the same settings if the experiment runs all seeds at once."""
     if experiment.run_seeds is None:
         return [[run] for run in runs]
-    return [list(same) for _, same in groupby(runs, key=lambda run: run.settings)]
+    return [list(batch) for _, batch in groupby(runs, key=lambda run: run.settings)]
 
 
-def _make(
-    experiment: Experiment, store: Store, runs: list[Run], data_root: Path | None, progress: Callable[[float], None]
+def _make_batch(
+    experiment: Experiment, store: Store, batch: list[Run], data_root: Path | None, progress: Callable[[float], None]
 ) -> None:
-    """Make runs of the same settings, each of which counts with its share of the time, and keep them."""
+    """Make and store runs with the same settings; each is credited with an equal share of the time."""
     start = time.perf_counter()
-    contexts = [Context(run.seed, data_root, progress, store.folder(run)) for run in runs]
-    settings = runs[0].settings
+    contexts = [Context(run.seed, data_root, progress, store.get_run_folder(run)) for run in batch]
+    settings = batch[0].settings
     if experiment.run_seeds is not None:
-        found = experiment.run_seeds(settings, contexts)
+        all_values = experiment.run_seeds(settings, contexts)
     else:
-        torch.manual_seed(runs[0].seed)
-        found = [experiment.run(settings, contexts[0])]
-    seconds = (time.perf_counter() - start) / len(runs)
-    for run, values in zip(runs, found, strict=True):
+        torch.manual_seed(batch[0].seed)
+        all_values = [experiment.run(settings, contexts[0])]
+    seconds = (time.perf_counter() - start) / len(batch)
+    for run, values in zip(batch, all_values, strict=True):
         run.values, run.seconds = values, seconds
         store.add(run)
-        shutil.rmtree(store.folder(run), ignore_errors=True)
+        shutil.rmtree(store.get_run_folder(run), ignore_errors=True)
 
 
-def judged(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
-    """Every claim with our numbers and the verdict."""
-    found: dict[Claim, Judgement] = {}
-    # Bars of our own are a family apart, so that they cost the paper's claims nothing.
-    for ours in (False, True):
-        family = [claim for claim in experiment.claims if claim.ours is ours]
-        found |= dict(zip(family, judge([claim.judge(runs) for claim in family], experiment.rule(rule)), strict=True))
+def judge_claims(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
+    """Return every claim with our values and the verdict, as stored in the results."""
+    judgements: dict[Claim, Judgement] = {}
+    # Our own bars are corrected as a family of their own, so that they do not weaken the tests of the paper's claims.
+    for bar in (False, True):
+        family = [claim for claim in experiment.claims if claim.bar is bar]
+        evidence = [claim.judge(runs) for claim in family]
+        judgements |= dict(zip(family, judge(evidence, experiment.get_rule(rule)), strict=True))
     rows = []
     for claim in experiment.claims:
-        judgement = found[claim]
+        judgement = judgements[claim]
         if scale == "smoke" and not claim.exact and judgement.verdict != "not run":
             judgement = Judgement("not decided", judgement.ours, "smoke scale shows that it runs, not more")
-        row = {"claim": experiment.wording(claim, scale), "paper": claim.paper, **_written(judgement)}
-        rows.append({**row, "parts": [_written(part) for part in judgement.parts]} if judgement.parts else row)
+        row = {"claim": experiment.word_claim(claim, scale), "paper": claim.paper, **_to_dict(judgement)}
+        rows.append({**row, "parts": [_to_dict(part) for part in judgement.parts]} if judgement.parts else row)
     return rows
 
 
-def _written(judgement: Judgement) -> dict[str, Any]:
+def _to_dict(judgement: Judgement) -> dict[str, Any]:
     return {"ours": judgement.ours, "verdict": judgement.verdict, "why": judgement.why}

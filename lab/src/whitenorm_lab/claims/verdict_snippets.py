@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from whitenorm._suggest import suggest
-from whitenorm_lab.claims.claims import linked
+from whitenorm_lab.claims.markdown_page import link_experiment
 from whitenorm_lab.claims.outcomes import Outcome, tally
 from whitenorm_lab.markdown_sections import write_text
 
@@ -41,4 +41,4 @@ def _list_verdicts(outcome: Outcome, folder: Path) -> str:
     if outcome.content is None:
         return f"`{outcome.experiment.id}` not run"
     counts = ", ".join(f"{count} {verdict}" for verdict, count in tally([outcome]).items() if count)
-    return f"{linked(outcome, folder)} {counts or 'bars of our own only'}"
+    return f"{link_experiment(outcome, folder)} {counts or 'bars of our own only'}"

@@ -1,16 +1,17 @@
-"""Whether a claim held, by one stated rule, decided on before the runs.
+"""Whether a claim held is decided by one rule, which was fixed before the runs.
 
-Runs that share a seed share weights and data, so their differences are judged: by the paired t-test, one-sided, at 5 %,
-with at least five seeds (three of detection, segmentation, translation and style, whose runs are long), the level
-corrected by Holm's method over all claims of the paper in an entry that were tested, and over our own bars apart. A
-claim is held when the difference is in its direction and significant, not held when it is in the other direction and
-significant, and not decided otherwise. A claim that two things are alike is held when they differ by less than a stated
-margin, both ways significant (two one-sided tests), and not held when they differ by more. A claim of several parts
-holds when all hold, and does not when one does not, whose p counts as one of as many. Counts are compared as they are.
-A claim about runs that a smaller scale leaves out is not run there. The seeds are none that a set-up was chosen by.
+Runs with the same seed share initial weights and data, so their differences are tested: by the paired t-test,
+one-sided, at a level of 5 %, with at least five seeds (three for detection, segmentation, translation and style, whose
+runs are long). The level is corrected by Holm's method over all claims of the paper in an experiment that are tested,
+and separately over our own bars. A claim is held if the difference is significant in its direction, not held if it is
+significant in the other direction, and not decided otherwise. A claim that two methods are alike is held if they differ
+by significantly less than a stated margin (two one-sided tests), and not held if they differ by significantly more. A
+claim of several parts is held if all parts are, and not held if any part is not; the p-value of that part is multiplied
+by the number of parts. Counts are compared without a test. A claim about runs that a smaller scale leaves out is not
+run. None of the seeds was used to choose a set-up.
 
-Results from before this rule keep the one they were judged by, and say so: Welch's t-test of all seeds, one-sided, at
-5 % for each claim, with at least three seeds.
+Results that are older than this rule keep the rule by which they were judged, and say so: Welch's t-test over all
+seeds, one-sided, at 5 % for each claim, with at least three seeds.
 """
 
 from __future__ import annotations
@@ -19,84 +20,88 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from whitenorm_lab.claims.evidence import Compared, Evidence, Missing, P
+from whitenorm_lab.claims.evidence import Comparison, Evidence, NotRun, PValues
 from whitenorm_lab.claims.rules import LEVEL, Rule
 
 Verdict = Literal["held", "not held", "not decided", "not run"]
-# Of the parts of a claim, how many give their reasons.
-_REASONS = 3
+# At most so many parts of a claim are quoted in its explanation.
+_MAX_REASONS = 3
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Our numbers for a claim, the verdict, and what it rests on."""
+    """Verdict on a claim, with the measured values and an explanation."""
 
     verdict: Verdict
     ours: str
     why: str = ""
     parts: tuple[Judgement, ...] = ()
-    """Each of several by itself, by the level of the whole claim."""
+    """One per part if the claim has several, at the level of the whole claim."""
 
 
 def judge(claims: Sequence[Evidence], rule: Rule) -> list[Judgement]:
-    """The claims of one entry, together.
+    """Judge the claims of one experiment together.
 
     Example::
 
         >>> from whitenorm_lab.claims.evidence import lower
-        >>> from whitenorm_lab.claims.rules import FIRST
-        >>> judge([lower([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], ("DBN", "BN"))], FIRST)[0].verdict
+        >>> from whitenorm_lab.claims.rules import WELCH
+        >>> judge([lower([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], ("DBN", "BN"))], WELCH)[0].verdict
         'held'
     """
-    tested = [claim for claim in claims if any(isinstance(leaf, Compared) for leaf in claim.leaves)]
-    found = [claim.p(rule) for claim in tested]
-    held, against = rule.adjusted([p.held for p in found]), rule.adjusted([p.against for p in found])
-    adjusted = {id(claim): pair for claim, *pair in zip(tested, held, against, strict=True)}
-    most = len(tested) if rule.corrected else 1
-    return [_judged(claim, rule, *adjusted.get(id(claim), claim.p(rule)[:2]), most=most) for claim in claims]
+    p_values = [claim.compute_p_values(rule) for claim in claims]
+    tested = [i for i, claim in enumerate(claims) if any(isinstance(leaf, Comparison) for leaf in claim.leaves)]
+    held = dict(zip(tested, rule.adjust([p_values[i].held for i in tested]), strict=True))
+    against = dict(zip(tested, rule.adjust([p_values[i].against for i in tested]), strict=True))
+    max_factor = len(tested) if rule.corrected else 1
+    return [
+        _judge_claim(claim, rule, p, held.get(i, p.held), against.get(i, p.against), max_factor)
+        for i, (claim, p) in enumerate(zip(claims, p_values, strict=True))
+    ]
 
 
-def _judged(claim: Evidence, rule: Rule, held: float, against: float, *, most: int) -> Judgement:
-    p, missing = claim.p(rule), any(isinstance(leaf, Missing) for leaf in claim.leaves)
-    verdict = _verdict(held, against, missing)
+def _judge_claim(claim: Evidence, rule: Rule, p: PValues, held: float, against: float, max_factor: int) -> Judgement:
+    """Judge a claim by its adjusted p-values."""
     if len(claim.leaves) == 1:
-        return Judgement(verdict, claim.ours(rule), _why(p, verdict, against if verdict == "not held" else held))
-    # As much as the whole claim's: it is not held by its weakest part, and held by all.
-    several = len(claim.leaves) if rule.corrected else 1
-    least = min(leaf.p(rule).against for leaf in claim.leaves)
-    more = _ratio(held, p.held, most), _ratio(against, least, most * several)
-    parts = tuple(_part(leaf, rule, *more) for leaf in claim.leaves)
+        return _judge_single(claim, rule, p, held, against)
+    # The parts' p-values are multiplied by the same factors as the claim's.
+    num_parts = len(claim.leaves) if rule.corrected else 1
+    least = min(leaf.compute_p_values(rule).against for leaf in claim.leaves)
+    held_factor = _compute_factor(held, p.held, max_factor)
+    against_factor = _compute_factor(against, least, max_factor * num_parts)
+    parts = []
+    for leaf in claim.leaves:
+        p = leaf.compute_p_values(rule)
+        adjusted = min(1.0, held_factor * p.held), min(1.0, against_factor * p.against)
+        parts.append(_judge_single(leaf, rule, p, *adjusted))
+    verdict = _decide(held, against, any(isinstance(leaf, NotRun) for leaf in claim.leaves))
     deciding = [part.why for part in parts if part.verdict == verdict]
-    reasons = "; ".join(dict.fromkeys(deciding[:_REASONS])) + ("; …" if len(deciding) > _REASONS else "")
+    reasons = "; ".join(dict.fromkeys(deciding[:_MAX_REASONS])) + ("; …" if len(deciding) > _MAX_REASONS else "")
     why = f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}"
-    return Judgement(verdict, claim.ours(rule), why, parts)
+    return Judgement(verdict, claim.describe(rule), why, tuple(parts))
 
 
-def _part(leaf: Evidence, rule: Rule, held: float, against: float) -> Judgement:
-    """One of several, its p as many times as the whole claim's is adjusted by."""
-    p = leaf.p(rule)
-    for_, against_ = min(1.0, held * p.held), min(1.0, against * p.against)
-    verdict = _verdict(for_, against_, isinstance(leaf, Missing))
-    return Judgement(verdict, leaf.ours(rule), _why(p, verdict, against_ if verdict == "not held" else for_))
+def _judge_single(claim: Evidence, rule: Rule, p: PValues, held: float, against: float) -> Judgement:
+    """Judge a claim without parts, or one part, by its adjusted p-values."""
+    verdict = _decide(held, against, isinstance(claim.leaves[0], NotRun))
+    why = _explain(p.otherwise, p.against, against) if verdict == "not held" else _explain(p.words, p.held, held)
+    return Judgement(verdict, claim.describe(rule), why)
 
 
-def _verdict(held: float, against: float, missing: bool) -> Verdict:
+def _decide(held: float, against: float, is_missing: bool) -> Verdict:
     if against < LEVEL:
         return "not held"
-    if missing:
+    if is_missing:
         return "not run"
     return "held" if held < LEVEL else "not decided"
 
 
-def _ratio(adjusted: float, found: float, most: int) -> float:
-    """By how much p was multiplied; where that does not show, as it ended at 0 or 1, the most that it can be."""
-    return adjusted / found if found > 0 and adjusted < 1 else most
+def _compute_factor(adjusted: float, p: float, max_factor: int) -> float:
+    """Return the factor by which a p-value was adjusted; the largest possible one if p is 0 or was clipped to 1."""
+    return adjusted / p if p > 0 and adjusted < 1 else max_factor
 
 
-def _why(p: P, verdict: Verdict, adjusted: float | None = None) -> str:
-    """What a verdict rests on, with the adjusted p where there is another."""
-    found, words = (p.against, p.otherwise) if verdict == "not held" else (p.held, p.words)
-    said = words.format(p=found)
-    if adjusted is None or adjusted == found or said == words:
-        return said
-    return f"{said}, Holm's {adjusted:.2g}"
+def _explain(words: str, p: float, adjusted: float) -> str:
+    """Format the p-value, and the adjusted one if it differs."""
+    text = words.format(p=p)
+    return text if adjusted == p or text == words else f"{text}, Holm's {adjusted:.2g}"

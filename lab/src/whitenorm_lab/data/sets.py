@@ -72,7 +72,7 @@ def load(name: str, root: Path | None = None) -> Dataset:
         (torch.Size([1297, 1, 8, 8]), 10)
     """
     if name == "digits":
-        return Dataset(name, *digits.pixels(), 10)
+        return Dataset(name, *digits.load_pixels(), 10)
     if name not in SETS:
         raise ValueError(f"expected a data set of {', '.join(['digits', *SETS])} (got {name!r})")
     reader, root = SETS[name], root_folder(root)

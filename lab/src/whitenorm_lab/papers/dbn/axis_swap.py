@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import draw_best_curve, expect_guessing, expect_lower, run
 
@@ -56,7 +56,7 @@ def draw(results: Results) -> Figure:
         for norm in (_PLAIN, _PCA, _ZCA):
             draw_best_curve(panel, results.where(hidden=hidden), norm)
         panel.set(xlabel="step", ylabel="training loss", yscale="log", title=f"{hidden + 1} layers")
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 

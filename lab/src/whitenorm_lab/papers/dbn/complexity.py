@@ -23,9 +23,9 @@ from torch import nn
 import whitenorm
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.claims.results import Results, Run
-from whitenorm_lab.costs import products
+from whitenorm_lab.costs import count_products
 
 # The paper's "negligible" is taken as less than a tenth.
 _NEGLIGIBLE = 0.1
@@ -48,9 +48,9 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     d, resolution = settings["width"], settings["resolution"]
     shape = settings["images"], d, resolution, resolution
     return {
-        "groups": products(lambda: whitenorm.DecorrelatedBatchNorm(d, settings["group"]), *shape),
-        "full": products(lambda: whitenorm.DecorrelatedBatchNorm(d, d), *shape),
-        "convolution": products(lambda: nn.Conv2d(d, d, _FILTER, padding=1, bias=False), *shape),
+        "groups": count_products(lambda: whitenorm.DecorrelatedBatchNorm(d, settings["group"]), *shape),
+        "full": count_products(lambda: whitenorm.DecorrelatedBatchNorm(d, d), *shape),
+        "convolution": count_products(lambda: nn.Conv2d(d, d, _FILTER, padding=1, bias=False), *shape),
     }
 
 
@@ -121,7 +121,7 @@ def draw(results: Results) -> Figure:
     )
     axes.set_xticks(results.levels("group"), [str(size) for size in results.levels("group")])
     axes.minorticks_off()
-    finish(axes)
+    add_grid_and_legend(axes)
     return figure
 
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from whitenorm.diagnostics import fisher_condition_number
 from whitenorm_lab.claims.evidence import Evidence, alike, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend, spread_line
+from whitenorm_lab.claims.plots import add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.fitting import center_images
 from whitenorm_lab.papers.shared import faces
@@ -114,10 +114,10 @@ def draw(results: Results) -> Figure:
         if all(runs.values("fisher")):
             curves = 10 ** np.array(runs.values("fisher"))
             label = f"{name}, {faces.format_chosen(runs)}"
-            spread_line(left, runs[0].values["fisher_step"], curves.tolist(), label, marker="o")
+            plot_spread(left, runs[0].values["fisher_step"], curves.tolist(), label, marker="o")
     faces.draw_loss_over_time(right, runs_by_method, "loss over time")
     left.set(xlabel="updates", ylabel="condition number", yscale="log", title="Fisher information of the last layer")
-    one_legend(figure, (left, right), columns=3)
+    add_shared_legend(figure, (left, right), columns=3)
     return figure
 
 

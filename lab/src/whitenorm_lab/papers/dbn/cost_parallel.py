@@ -22,7 +22,7 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.costs import Choice
 from whitenorm_lab.papers.shared import overheads
-from whitenorm_lab.parallel import added_percent
+from whitenorm_lab.parallel import measure_added_percent
 from whitenorm_lab.published import DBN_L1_PARALLEL_PERCENT, DBN_L1_PERCENT
 
 _CHOICE = Choice("dbn", "l1")
@@ -41,7 +41,7 @@ def plan(scale: Settings) -> list[Settings]:
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Measure the percentage that one DBN adds to BatchNorm's training step and inference."""
-    return {**added_percent(settings["model"], _CHOICE, settings["processes"], settings)}
+    return {**measure_added_percent(settings["model"], _CHOICE, settings["processes"], settings)}
 
 
 def _get_printed(table: str, value: str) -> dict[str, float]:
@@ -86,19 +86,19 @@ EXPERIMENT = Experiment(
             "One DBN adds a larger share of a training step in parallel than alone",
             "+79, +69, +120, +177 % against +55, +32, +16, +9 %",
             _check_step_adds_more,
-            otherwise="A DBN's own statistics are not exchanged here: only gradients are, as many as with BatchNorm.",
+            reason="A DBN's own statistics are not exchanged here: only gradients are, as many as with BatchNorm.",
         ),
         Claim(
             "Training in parallel: added time at most as printed",
             "18 … 101 layers: +79, +69, +120, +177 %",
             overheads.expect_at_most_printed("step", _get_printed("B.3", "step"), "B.3"),
-            ours=True,
+            bar=True,
         ),
         Claim(
             "Inference in parallel: added time at most as printed",
             "+28, +29, +32, +36 %",
             overheads.expect_at_most_printed("inference", _get_printed("B.3", "inference"), "B.3"),
-            ours=True,
+            bar=True,
         ),
     ),
     scales={

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.fitting import center_images
 from whitenorm_lab.papers.shared import faces
@@ -59,14 +59,14 @@ def draw(results: Results) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for size in results.levels("group_size"):
         runs = results.where(group_size=size)
-        spread_line(left, runs[0].values["step"], runs.values("loss"), f"G{size}, {faces.format_chosen(runs)}")
+        plot_spread(left, runs[0].values["step"], runs.values("loss"), f"G{size}, {faces.format_chosen(runs)}")
     with_seconds = faces.add_seconds(results)
     runs_by_method = {name: with_seconds.where(method=name) for name in _OTHERS}
     runs_by_method[f"DBN G{_MIDDLE}"] = with_seconds.where(method="DBN", group_size=_MIDDLE)
     faces.draw_loss_over_time(right, runs_by_method, "methods over time")
     left.set(xlabel="updates", ylabel="training loss", yscale="log", title="DBN by group size")
-    finish(left)
-    finish(right)
+    add_grid_and_legend(left)
+    add_grid_and_legend(right)
     return figure
 
 

@@ -28,7 +28,7 @@ import whitenorm
 from whitenorm.diagnostics import jacobian_spectrum
 from whitenorm_lab.claims.evidence import Evidence, every, exactly, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, levels_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_levels
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit
@@ -118,7 +118,7 @@ def draw(results: Results) -> Figure:
         depths = start.levels("hidden")
         for norm in _NORMS:
             columns = [start.values("share", norm=norm, activation=activation, hidden=depth) for depth in depths]
-            levels_line(panel, depths, columns, norm)
+            plot_levels(panel, depths, columns, norm)
         panel.set(
             xlabel="hidden layers", ylabel="singular values from 1/2 to 2, %", title=f"{activation}, at the start"
         )
@@ -136,7 +136,7 @@ def draw(results: Results) -> Figure:
     axes[2].set(xlabel="percentile", ylabel="singular value", yscale="log", ylim=(1e-2, 30))
     axes[2].set_title(f"ReLU, {hidden} hidden layers")
     for panel in axes:
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 

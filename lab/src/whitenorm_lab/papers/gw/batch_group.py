@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import line_styles, one_legend
+from whitenorm_lab.claims.plots import add_line_styles, add_shared_legend
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import Judge, draw_accuracy, lower_at_best_other_level, run
 
@@ -148,8 +148,8 @@ def draw(results: Results) -> Figure:
         panel.set(xlabel="groups g", title=f"lr {lr}, batches of {_BATCH_SIZE}")
     for panel in axes.flat:
         panel.set_ylabel("accuracy in %")
-    line_styles(axes[0, 0], {"training": "-", "test": "--"})
-    one_legend(figure, axes.flat)
+    add_line_styles(axes[0, 0], {"training": "-", "test": "--"})
+    add_shared_legend(figure, axes.flat)
     return figure
 
 

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from whitenorm.functional import group_whitening
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend, spread_line
+from whitenorm_lab.claims.plots import add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
 from whitenorm_lab.nets.mlp import mlp
@@ -207,11 +207,11 @@ def draw(results: Results) -> Figure:
         for name in _NORMS:
             draw_accuracy(panel, _select_best_rates(results, hidden, name), "groups", _ERROR, name)
         base = [[100 - error] * len(groups) for error in _select_best_errors(results, hidden, "plain")]
-        spread_line(panel, groups, base, "Base", color="grey", linestyle="--")
+        plot_spread(panel, groups, base, "Base", color="grey", linestyle="--")
         units = f" of {settings['width']} units" if hidden else ""
         panel.set(title=f"{_TITLES[hidden]}{units},\n{settings['images']:,} images")
         panel.set(xlabel="groups g", ylabel="training accuracy in %")
-    one_legend(figure, axes)
+    add_shared_legend(figure, axes)
     return figure
 
 
@@ -238,16 +238,16 @@ EXPERIMENT = Experiment(
             "Linear: GN and GW are below Base",
             "lower accuracy",
             _judge_lower(_LINEAR, ["plain"], ["GN", "GW"]),
-            otherwise=_STILL_FALLING,
+            reason=_STILL_FALLING,
         ),
         Claim("Linear: GN falls with more groups", "decreases with the group number", _judge_each_group_number("GN")),
         Claim("Linear: GW falls with more groups", "decreases with the group number", _judge_each_group_number("GW")),
         Claim("One layer: GN and GW are below Base", "lower accuracy", _judge_lower(_ONE, ["plain"], ["GN", "GW"])),
         Claim("One layer: both fall with too many groups", "significantly degenerated", _judge_most_groups(_ONE)),
-        Claim("One layer: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_ONE), otherwise=_NOT_WHITE),
+        Claim("One layer: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_ONE), reason=_NOT_WHITE),
         Claim("Four layers: both are above Base", "higher accuracy", _judge_lower(_FOUR, ["GN", "GW"], ["plain"])),
         Claim("Four layers: both fall with too many groups", "significantly degenerated", _judge_most_groups(_FOUR)),
-        Claim("Four layers: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_FOUR), otherwise=_NOT_WHITE),
+        Claim("Four layers: GW falls more than GN", _SENSITIVE, _judge_sensitivity(_FOUR), reason=_NOT_WHITE),
         Claim(
             "Four layers: the best of GW is above that of GN", "higher accuracy", _judge_lower(_FOUR, ["GW"], ["GN"])
         ),

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, levels_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_levels
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.papers.shared import classification
 from whitenorm_lab.papers.shared.perceptrons import (
     LEVEL_PREFIXES,
@@ -127,10 +127,10 @@ def draw(results: Results) -> Figure:
     for panel, norm, xlabel in zip(axes, ("gn", "bn"), ("groups of GN", "batch size of BN"), strict=True):
         for net in results.levels("net"):
             levels = sorted(_select_best(results, net, norm).levels(_OVER[norm]))
-            levels_line(panel, levels, [_compute_gains(results, net, norm, level) for level in levels], net)
+            plot_levels(panel, levels, [_compute_gains(results, net, norm, level) for level in levels], net)
         panel.axhline(0, color="grey", linestyle="--")
         panel.set(xlabel=xlabel, ylabel="training accuracy less Base's, in points")
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 
@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
             "epochs": 160,
         },
     },
-    seeds={"smoke": 1, "default": SECOND.fewest, "paper": SECOND.fewest},
+    seeds={"smoke": 1, "default": PAIRED_HOLM.min_seeds, "paper": PAIRED_HOLM.min_seeds},
     first_seed=20,
     reduction=(
         "Run here with 1,000 instead of 50,000 training images, 10 instead of 160 epochs, 3 instead of 5 learning "

@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, every, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import spread_line
+from whitenorm_lab.claims.plots import plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.training_runs import (
     context_fields,
@@ -209,7 +209,7 @@ def _draw_curve(axes: Axes, runs: Results, norm: str, score: str) -> None:
     curves = runs.values(score)
     length = min(map(len, curves))
     epochs = range(1, length + 1) if score == "train_loss" else runs[0].values["tested"][:length]
-    spread_line(axes, epochs, [curve[:length] for curve in curves], norm, marker=".")
+    plot_spread(axes, epochs, [curve[:length] for curve in curves], norm, marker=".")
 
 
 _SMALL: Settings = {
@@ -264,7 +264,7 @@ EXPERIMENT = Experiment(
         "paper": {"cases": [_SCRATCH, _TWO_FC, _FOUR_CONV, _MASK]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
-    fewest_seeds=3,
+    min_seeds=3,
     plan=plan,
     run=run,
     draw=draw,

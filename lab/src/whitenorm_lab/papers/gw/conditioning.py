@@ -37,7 +37,7 @@ from whitenorm.diagnostics import condition_number
 from whitenorm.functional import batch_whitening, group_whitening
 from whitenorm_lab.claims.evidence import Evidence, every, exactly, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import line_styles, one_legend, spread_line
+from whitenorm_lab.claims.plots import add_line_styles, add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.nets.mlp import mlp
 
@@ -170,8 +170,8 @@ def draw(results: Results) -> Figure:
             _draw_panel(panel, results, reading, layers, groups)
         line[0].set_ylabel("condition number κ")
         panels += [*line]
-    line_styles(panels[0], {f"κ_{percent}": style for percent, style in _PERCENTS.items()})
-    one_legend(figure, panels)
+    add_line_styles(panels[0], {f"κ_{percent}": style for percent, style in _PERCENTS.items()})
+    add_shared_legend(figure, panels)
     return figure
 
 
@@ -185,7 +185,7 @@ def _draw_panel(panel: Axes, results: Results, reading: str, layers: int, groups
             curves = _stack_curves(results, reading, percent, method, layers, groups)
             exists = np.isfinite(curves).all(0)
             x, y = np.array(groups)[exists].tolist(), (10 ** curves[:, exists]).tolist()
-            spread_line(panel, x, y, method if in_legend else "_", marker=".", color=colour, linestyle=style)
+            plot_spread(panel, x, y, method if in_legend else "_", marker=".", color=colour, linestyle=style)
     panel.set(xscale="log", yscale="log", title=f"{layers}-layer MLP", xlabel="groups g")
     panel.set_xticks(groups, [str(g) for g in groups])
     panel.xaxis.set_minor_locator(NullLocator())

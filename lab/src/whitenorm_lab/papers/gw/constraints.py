@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from whitenorm.diagnostics import constraint_number, feasible_range, measured_constraint_number
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.claims.results import Results
 
 _NAMES = {"bn": "BN", "bw": "BW", "gn": "GN", "gw": "GW"}
@@ -95,7 +95,7 @@ def draw(results: Results) -> Figure:
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.xaxis.set_major_formatter("{x:g}")
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 
@@ -113,7 +113,7 @@ EXPERIMENT = Experiment(
             'the ranges are "to ensure a feasible solution"; m ≥ d and g ≤ √d advised for stability',
             _judge_solvable,
             exact=True,
-            otherwise="The rank of centered values is below their number, so whitening d features needs m > d.",
+            reason="The rank of centered values is below their number, so whitening d features needs m > d.",
         ),
     ),
     scales={

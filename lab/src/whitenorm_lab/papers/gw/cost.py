@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
     cost="4 min",
     claims=(
         Claim(
-            "GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _judge_printed, ours=True
+            "GW and BW_Σ add at most what is printed", "4.3 … 90 % by placement, BW_Σ 31.3 %", _judge_printed, bar=True
         ),
         Claim(
             "One GW adds least, all norms most",
@@ -81,7 +81,7 @@ EXPERIMENT = Experiment(
             "At B12 GW adds more than at B2, less than at B3",
             "22.7, 40.6, 51.3 %",
             expect_rising_step_times(["GW S1-B2", "GW S1-B12", "GW S1-B3"], "A2"),
-            otherwise=(
+            reason=(
                 "On a CPU, computing the matrix of every sample costs more than applying it, so the number of layers "
                 "counts more than that of their channels: B12 has twice as many layers as B3."
             ),

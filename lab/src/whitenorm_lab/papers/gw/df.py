@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, alike, lower, not_run
 from whitenorm_lab.claims.experiment import Claim
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.gw.imagenet import BN, PLACED, TABLE_2
 from whitenorm_lab.papers.shared.classification import build_experiment, get_final_values
@@ -146,12 +146,12 @@ def draw(results: Results) -> Figure:
         for i, (extra, label) in enumerate((("", "without"), (_EXTRA, "with the extra layer"))):
             columns = [get_final_values(results, "test_error", f"{norm}, {place}{extra}") for place in _TABLE_A1]
             curves = [list(curve) for curve in zip(*columns, strict=True)]
-            spread_line(panel, range(len(_TABLE_A1)), curves, f"{norm}, {label}", color=f"C{i}", marker=".")
+            plot_spread(panel, range(len(_TABLE_A1)), curves, f"{norm}, {label}", color=f"C{i}", marker=".")
             bn = statistics.fmean(get_final_values(results, "test_error", f"BN{extra}"))
             panel.axhline(bn, color=f"C{i}", linestyle=":", label=f"BN, {label}")
         panel.set_xticks(range(len(_TABLE_A1)), list(_TABLE_A1))
         panel.set(ylabel="test error (%)", title=norm)
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 

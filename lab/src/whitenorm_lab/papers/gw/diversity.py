@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from whitenorm.diagnostics import diversity
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend, spread_line
+from whitenorm_lab.claims.plots import add_shared_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.gaussians import normalize
 
@@ -93,12 +93,12 @@ def draw(results: Results) -> Figure:
             sizes = runs.where(method=method).levels("size")
             by_size = [runs.values("diversity", method=method, size=size) for size in sizes]
             name = f"{method}, over {_SIZES[method]}"
-            spread_line(panel, sizes, [list(curve) for curve in zip(*by_size, strict=True)], name, **_STYLES[method])
+            plot_spread(panel, sizes, [list(curve) for curve in zip(*by_size, strict=True)], name, **_STYLES[method])
         panel.axhline(runs.mean("diversity", method="base"), color="grey", linestyle=":", label="base")
         panel.set_xscale("log", base=2)
         panel.set_xticks(sizes, [str(size) for size in sizes])
         panel.set(xlabel="values normalised together", ylabel="diversity", title=title)
-    one_legend(figure, axes)
+    add_shared_legend(figure, axes)
     return figure
 
 

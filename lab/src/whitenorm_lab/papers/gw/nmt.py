@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import line_styles, spread_line
+from whitenorm_lab.claims.plots import add_line_styles, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.training_runs import (
     context_fields,
@@ -85,10 +85,10 @@ def draw(results: Results) -> Figure:
         runs = results.where(variant=name)
         epochs = range(1, len(runs[0].values["test_bleu"]) + 1)
         style = {"color": f"C{i}"}
-        spread_line(scores, epochs, runs.values("test_bleu"), name, marker=".", **style)
-        spread_line(losses, epochs, runs.values("train_loss"), name, **style)
-        spread_line(losses, epochs, runs.values("validation_loss"), "", linestyle="--", **style)
-    line_styles(losses, {"training, smoothed labels": "-", "validation": "--"})
+        plot_spread(scores, epochs, runs.values("test_bleu"), name, marker=".", **style)
+        plot_spread(losses, epochs, runs.values("train_loss"), name, **style)
+        plot_spread(losses, epochs, runs.values("validation_loss"), "", linestyle="--", **style)
+    add_line_styles(losses, {"training, smoothed labels": "-", "validation": "--"})
     finish_epochs(scores, "BLEU on the test set", _TITLES[results[0].settings["dataset"]])
     finish_epochs(losses, "loss per token", "losses")
     return figure
@@ -128,7 +128,7 @@ EXPERIMENT = Experiment(
         "paper": {"dataset": "iwslt14"},
     },
     seeds={"smoke": 1, "default": 3, "paper": 5},
-    fewest_seeds=3,
+    min_seeds=3,
     first_seed=10,
     plan=plan,
     run=run,

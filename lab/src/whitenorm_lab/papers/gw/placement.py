@@ -35,10 +35,10 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Return the channels of each GW, and the multiplications that they add to the net with BatchNorm."""
     choice, side = costs.RESNET50[f"GW {settings['place']}"], settings["resolution"]
     with torch.device("meta"):
-        net = costs.make("resnet50", 1000, choice)
+        net = costs.build_net("resnet50", 1000, choice)
     layers = [module for module in net.modules() if isinstance(module, whitenorm.GroupWhitening)]
     with_gw, without = (
-        costs.products(lambda: costs.make("resnet50", 1000, which), 1, 3, side, side)  # noqa: B023
+        costs.count_products(lambda: costs.build_net("resnet50", 1000, which), 1, 3, side, side)  # noqa: B023
         for which in (choice, costs.Choice())
     )
     return {"channels": [layer.num_channels for layer in layers], "added": with_gw - without, "base": without}

@@ -27,7 +27,7 @@ from whitenorm.diagnostics import flops
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results, Run
-from whitenorm_lab.costs import products
+from whitenorm_lab.costs import count_products
 from whitenorm_lab.papers.shared.overheads import draw_legend_above
 
 
@@ -46,9 +46,9 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     d, resolution = settings["width"], settings["resolution"]
     shape = settings["images"], d, resolution, resolution
     return {
-        "iternorm": products(lambda: whitenorm.IterNorm(d, d, settings["T"]), *shape),
-        "without_steps": products(lambda: whitenorm.IterNorm(d, d, 0), *shape),
-        **{f"convolution_{size}": products(partial(_build_convolution, d, size), *shape) for size in (1, 3)},
+        "iternorm": count_products(lambda: whitenorm.IterNorm(d, d, settings["T"]), *shape),
+        "without_steps": count_products(lambda: whitenorm.IterNorm(d, d, 0), *shape),
+        **{f"convolution_{size}": count_products(partial(_build_convolution, d, size), *shape) for size in (1, 3)},
         "inference": _count_inference(d, settings["T"], folded=True),
         "inference_alone": _count_inference(d, settings["T"], folded=False),
         "inference_without": _count_inference(d, None, folded=False),

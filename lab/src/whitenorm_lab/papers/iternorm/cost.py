@@ -25,7 +25,7 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared import overheads
 from whitenorm_lab.published import TO_CONVOLUTION, VGG_TO_DBN
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 _LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "DBN": lambda width: whitenorm.DecorrelatedBatchNorm(width, width),
@@ -55,12 +55,12 @@ def _time_vgg(settings: Settings) -> dict[str, Any]:
     # As in the paper: DBN in groups of 16, IterNorm without groups.
     group_sizes = {"dbn": 16, "iternorm": 512}
     nets = {
-        name: costs.make(settings["net"], 10, costs.Choice(name, options={"group_size": size}))
+        name: costs.build_net(settings["net"], 10, costs.Choice(name, options={"group_size": size}))
         for name, size in group_sizes.items()
     }
-    steps = {name: costs.training_step(net, settings["batch"], 32, 10) for name, net in nets.items()}
-    times = interleaved(steps, settings["rounds"], budget=float("inf"))
-    return {"to_dbn": ratio(times["iternorm"], times["dbn"]), "dbn_ms": summarise(times["dbn"]).ms}
+    steps = {name: costs.build_training_step(net, settings["batch"], 32, 10) for name, net in nets.items()}
+    times = time_interleaved(steps, settings["rounds"], budget=float("inf"))
+    return {"to_dbn": median_ratio(times["iternorm"], times["dbn"]), "dbn_ms": summarise(times["dbn"]).ms}
 
 
 def _time_layers(settings: Settings) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def _time_layers(settings: Settings) -> dict[str, Any]:
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     layers: dict[str, nn.Module] = {"convolution": nn.Conv2d(width, width, 3, padding=1, bias=False)}
     layers |= {name: make(width) for name, make in _LAYERS.items()}
-    steps = {name: costs.layer_step(layer, x, grad) for name, layer in layers.items()}
-    times = interleaved(steps, settings["rounds"], budget=float("inf"))
-    values: dict[str, Any] = {name: ratio(times[name], times["convolution"]) for name in _LAYERS}
+    steps = {name: costs.build_layer_step(layer, x, grad) for name, layer in layers.items()}
+    times = time_interleaved(steps, settings["rounds"], budget=float("inf"))
+    values: dict[str, Any] = {name: median_ratio(times[name], times["convolution"]) for name in _LAYERS}
     return {**values, "convolution_ms": summarise(times["convolution"]).ms}
 
 
@@ -136,7 +136,7 @@ EXPERIMENT = Experiment(
             "Against a 3×3 convolution at most as printed for 'cudnn'",
             "IterNorm 1.31 (d = 64) and 1.02 (128), DBN 2.82 and 2.57",
             _check_at_most_printed,
-            ours=True,
+            bar=True,
         ),
         Claim(
             "IterNorm is faster than DBN", "7.40 and 15.92 ms, 13.92 and 35.02 ms", _expect_rising(["IterNorm", "DBN"])
@@ -146,7 +146,7 @@ EXPERIMENT = Experiment(
             "IterNorm is faster than a convolution",
             "than 'nn': 7.40 and 8.89 ms; not than 'cudnn'",
             _check_below_convolution,
-            ours=True,
+            bar=True,
         ),
         Claim(
             "More steps take longer",
@@ -157,14 +157,14 @@ EXPERIMENT = Experiment(
             "A step of VGG is faster with IterNorm than with DBN",
             "0.343 and 1.366 s",
             _expect_vgg_at_most(1.0, "1"),
-            otherwise=_TOGETHER,
+            reason=_TOGETHER,
         ),
         Claim(
             "It takes at most the printed share of DBN's",
             "0.251",
             _expect_vgg_at_most(VGG_TO_DBN, "paper"),
-            otherwise=_TOGETHER,
-            ours=True,
+            reason=_TOGETHER,
+            bar=True,
         ),
     ),
     scales={

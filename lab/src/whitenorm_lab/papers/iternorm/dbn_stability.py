@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import whitenorm
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit
@@ -158,7 +158,7 @@ def draw(results: Results) -> Figure:
         where = "all norms" if settings["where"] == "all" else "first and features"
         panel.set(xlabel="step", ylabel="training loss", xlim=(0, settings["steps"] + 1))
         panel.set_title(f"{net}, {where}, batch {settings['batch']}")
-        finish(panel)
+        add_grid_and_legend(panel)
     return figure
 
 
@@ -174,20 +174,20 @@ EXPERIMENT = Experiment(
             "DBN in VGG breaks down at group sizes of 32 and more, and not at 16",
             "unstable for a group size of 32 or above",
             _check_large_groups,
-            otherwise="LAPACK's decomposition in float32 converges, and no loss left the numbers in these few steps.",
+            reason="LAPACK's decomposition in float32 converges, and no loss left the numbers in these few steps.",
         ),
         Claim("DBN before the classifier always breaks down, ε = 1e-7", "always, ε not stated", _check_features),
         Claim(
             "With ε = 1e-3 DBN before the classifier gets through",
             "not stated",
             _expect_none(net="resnet20", gradient=_PRINTED, eps=_DEFAULT_EPS),
-            ours=True,
+            bar=True,
         ),
         Claim(
             "The library's DBN gets through, whitening all channels and before the classifier, ε = 1e-7",
             "not stated",
             _expect_none(gradient=_OURS),
-            ours=True,
+            bar=True,
         ),
     ),
     scales={

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import (
     CHANCE,
@@ -55,7 +55,7 @@ def draw(results: Results) -> Figure:
     panel.axhline(math.log(10), color="grey", linestyle=":", label="guessing")
     panel.set(xlabel="step", ylabel="training loss", title="batches of 2")
     panel.set_ylim(bottom=0)
-    finish(panel)
+    add_grid_and_legend(panel)
     return figure
 
 

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import every
 from whitenorm_lab.claims.experiment import Claim, Experiment, Settings
-from whitenorm_lab.claims.plots import line_styles, one_legend
+from whitenorm_lab.claims.plots import add_line_styles, add_shared_legend
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.perceptrons import Judge, draw_best_curve, expect_lower, run
 
@@ -57,8 +57,8 @@ def draw(results: Results) -> Figure:
     for panel, name, title in ((axes[1], "error", "training"), (axes[2], "test", "test")):
         _draw_errors(panel, results, (_BN, _DBN, *_ITER.values()), {name: _STYLES[name]})
         panel.set_title(f"{title} errors, by T")
-    line_styles(axes[0], {"training": _STYLES["error"], "test": _STYLES["test"]})
-    one_legend(figure, axes, columns=5)
+    add_line_styles(axes[0], {"training": _STYLES["error"], "test": _STYLES["test"]})
+    add_shared_legend(figure, axes, columns=5)
     return figure
 
 

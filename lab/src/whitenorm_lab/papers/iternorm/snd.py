@@ -28,7 +28,7 @@ from whitenorm.diagnostics import condition_number, stochastic_disturbance
 from whitenorm.diagnostics.disturbance import Operation
 from whitenorm_lab.claims.evidence import Evidence, every, exactly, lower, rising
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend
+from whitenorm_lab.claims.plots import add_shared_legend
 from whitenorm_lab.claims.results import Results
 
 _STEPS = (1, 3, 5, 7, 9)
@@ -152,7 +152,7 @@ def draw(results: Results) -> Figure:
     _draw_sweep(axes[0, 1], results, "features", "features", "snd")
     _draw_sweep(axes[1, 0], results, "batch", "batch", "snd")
     _draw_sweep(axes[1, 1], results, "features at 2", "features", "snd")
-    one_legend(figure, axes.flat)
+    add_shared_legend(figure, axes.flat)
     return figure
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whitenorm_lab.claims.evidence import Evidence, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import one_legend
+from whitenorm_lab.claims.plots import add_shared_legend
 from whitenorm_lab.claims.results import Results
 
 # The default of BatchNorm.
@@ -65,7 +65,7 @@ def draw(results: Results) -> Figure:
         panel.plot(*x, "x", color="red", markersize=9, markeredgewidth=2, label="x")
         panel.set(title=f"B = {batch}: SND {run.values['snd']:.3f}", aspect="equal")
         panel.set(xlabel="first feature", ylabel="second feature")
-    one_legend(figure, axes)
+    add_shared_legend(figure, axes)
     return figure
 
 

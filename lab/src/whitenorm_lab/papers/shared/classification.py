@@ -24,9 +24,9 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenorm_lab.claims.evidence import Evidence, every, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import spread_line
+from whitenorm_lab.claims.plots import plot_spread
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.claims.rules import SECOND
+from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.papers.shared.scaling import Rates, describe_reduction, format_net, reduce_config, rename_as_run
 from whitenorm_lab.training import DivergenceError, Train, TrainingResult
@@ -180,7 +180,7 @@ def build_experiment(
         id=id,
         claims=claims,
         scales={"smoke": smoke, "default": reduced, "paper": {}},
-        seeds={"smoke": 1, "default": SECOND.fewest, "paper": SECOND.fewest},
+        seeds={"smoke": 1, "default": PAIRED_HOLM.min_seeds, "paper": PAIRED_HOLM.min_seeds},
         plan=plan,
         run=run,
         draw=draw,
@@ -290,4 +290,4 @@ def _draw_errors(panel: Axes, runs: Results, color: str) -> None:
         # Tests are at regular intervals of epochs, and after the last epoch.
         x = [math.ceil(epochs / points) * (i + 1) for i in range(points - 1)] + [epochs]
         marker = "." if points == 1 else None
-        spread_line(panel, x, runs.values(which), "", color=color, linestyle=style, marker=marker)
+        plot_spread(panel, x, runs.values(which), "", color=color, linestyle=style, marker=marker)

@@ -25,14 +25,14 @@ from torch import Tensor, nn
 import whitenorm
 from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Context, Settings
-from whitenorm_lab.claims.plots import spread_line
+from whitenorm_lab.claims.plots import plot_spread
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import fit, make_step
 from whitenorm_lab.nets.layers import init_lecun_
 from whitenorm_lab.nets.mlp import mlp
 from whitenorm_lab.nets.nnn import NaturalNetwork
-from whitenorm_lab.timing import interleaved
+from whitenorm_lab.timing import time_interleaved
 
 METHODS = ("plain", "NNN", "LN", "BN", "DBN")
 SHAPE = (1, 32, 32)
@@ -130,7 +130,7 @@ def measure_step_times(settings: Settings, train: Split, classes: int) -> dict[s
         runs[str(i)] = make_step(model, train, lr=0.01, batch_size=method["batch_size"])
         if isinstance(model, NaturalNetwork):
             runs["refresh"] = model.refresh
-    seconds = {name: statistics.median(times) for name, times in interleaved(runs, settings["rounds"]).items()}
+    seconds = {name: statistics.median(times) for name, times in time_interleaved(runs, settings["rounds"]).items()}
     refresh = seconds.pop("refresh", 0.0)
     return {"step_seconds": list(seconds.values()), "refresh_seconds": refresh}
 
@@ -198,7 +198,7 @@ def draw_loss_over_time(panel: Axes, runs_by_name: dict[str, Results], title: st
     """
     for name, runs in runs_by_name.items():
         seconds = np.mean(runs.values("seconds"), 0).tolist()
-        spread_line(panel, seconds, runs.values("loss"), f"{name}, {format_chosen(runs)}")
+        plot_spread(panel, seconds, runs.values("loss"), f"{name}, {format_chosen(runs)}")
     panel.set(xlabel="seconds in steps", ylabel="training loss", yscale="log", title=title)
 
 

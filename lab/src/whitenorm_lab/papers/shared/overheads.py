@@ -21,7 +21,7 @@ from whitenorm_lab.claims.evidence import Evidence, at_most, every, rising
 from whitenorm_lab.claims.experiment import Context, Settings
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.costs import Choice
-from whitenorm_lab.timing import interleaved, ratio, summarise
+from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 _VALUE_NAMES = {"step": "training step", "inference": "inference"}
 
@@ -50,11 +50,11 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
     }
     values = {}
     for name, runs in (
-        ("step", {key: costs.training_step(net, batch, resolution, classes) for key, net in nets.items()}),
-        ("inference", {key: costs.inference(net, batch, resolution) for key, net in nets.items()}),
+        ("step", {key: costs.build_training_step(net, batch, resolution, classes) for key, net in nets.items()}),
+        ("inference", {key: costs.build_inference(net, batch, resolution) for key, net in nets.items()}),
     ):
-        times = interleaved(runs, settings["rounds"], budget=float("inf"))
-        values[name] = 100 * (ratio(times["norm"], times["base"]) - 1)
+        times = time_interleaved(runs, settings["rounds"], budget=float("inf"))
+        values[name] = 100 * (median_ratio(times["norm"], times["base"]) - 1)
         values[f"{name}_batchnorm_ms"] = summarise(times["base"]).ms
     return values
 
@@ -62,7 +62,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 # Keeps the net with BatchNorm and the present one over all repetitions.
 @lru_cache(maxsize=2)
 def _make_net(net: str, classes: int, norm: str = "bn", where: str = "all", options: str = "{}") -> nn.Module:
-    return costs.make(net, classes, Choice(norm, where, json.loads(options)))
+    return costs.build_net(net, classes, Choice(norm, where, json.loads(options)))
 
 
 def expect_at_most_printed(value: str, printed: Mapping[str, float], table: str) -> Callable[[Results], Evidence]:

@@ -19,7 +19,7 @@ import whitenorm
 from whitenorm.models import recalibrate_
 from whitenorm_lab.claims.evidence import Evidence, alike, lower
 from whitenorm_lab.claims.experiment import Context, Settings
-from whitenorm_lab.claims.plots import levels_line, spread_line
+from whitenorm_lab.claims.plots import plot_levels, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import Split
 from whitenorm_lab.fitting import Measure, center_images, compute_error, fit
@@ -152,11 +152,11 @@ def draw_best_curve(panel: Axes, results: Results, method: Settings, value: str 
     """Draw a curve of a method at its best learning rate, which the legend names unless ``style`` has a ``label``."""
     runs = select_best_lr(results, **method)
     style = {"label": f"{format_method(method)}, lr {runs.levels('lr')[0]}", **style}
-    spread_line(panel, runs[0].values["step"], runs.values(value), **style)
+    plot_spread(panel, runs[0].values["step"], runs.values(value), **style)
 
 
 def draw_accuracy(panel: Axes, results: Results, over: str, value: str, name: str, **style: Any) -> None:
     """Draw the accuracy, 100 minus an error in percent, over the levels of a setting."""
     levels = sorted(results.levels(over))
     columns = [[100 - error for error in results.values(value, **{over: level})] for level in levels]
-    levels_line(panel, levels, columns, name, **style)
+    plot_levels(panel, levels, columns, name, **style)

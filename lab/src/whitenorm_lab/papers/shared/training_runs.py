@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from whitenorm_lab.claims.experiment import Context, Settings
-from whitenorm_lab.claims.plots import finish
+from whitenorm_lab.claims.plots import add_grid_and_legend
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.training import DivergenceError, RunConfig, TrainingResult
 
@@ -65,4 +65,4 @@ def finish_epochs(axes: Axes, ylabel: str, title: str) -> None:
     """Label a panel of curves over epochs."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel=ylabel, title=title)
-    finish(axes)
+    add_grid_and_legend(axes)

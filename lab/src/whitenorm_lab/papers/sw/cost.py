@@ -60,8 +60,8 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
         return overheads.run(settings, context)
     choices = {"BN": costs.Choice(), **{method: costs.RESNET50[f"{method} 7 layers"] for method in _METHODS}}
     with torch.device("meta"):
-        nets = {method: costs.make(settings["net"], 1000, choice) for method, choice in choices.items()}
-        return {method: costs.gflops(net, settings["resolution"]) for method, net in nets.items()}
+        nets = {method: costs.build_net(settings["net"], 1000, choice) for method, choice in choices.items()}
+        return {method: costs.count_gflops(net, settings["resolution"]) for method, net in nets.items()}
 
 
 def _judge_flops(results: Results) -> Evidence:
@@ -100,8 +100,8 @@ def _claim_time(table: str, value: str) -> Claim:
         f"{_PASSES[value]}, {_NETS[table]}: added time at most as printed",
         "; ".join(", ".join(f"{percent:+.1f}" for percent in row) + " %" for row in rows),
         overheads.expect_at_most_printed(value, printed, table),
-        ours=True,
-        otherwise=_SMALL_IMAGES if table == "2" else "",
+        bar=True,
+        reason=_SMALL_IMAGES if table == "2" else "",
     )
 
 
@@ -128,7 +128,7 @@ EXPERIMENT = Experiment(
             "4.143 → 4.185 (+1.01 %), 4.185, 4.188 (+1.09 %)",
             _judge_flops,
             exact=True,
-            otherwise="Products of every sample's covariance are counted here; the paper does not say what it counts.",
+            reason="Products of every sample's covariance are counted here; the paper does not say what it counts.",
         ),
         Claim(
             "BN has fewest FLOPs, then BW, SW^a, SW^b", "4.143 < 4.185 = 4.185 < 4.188", _judge_flops_order, exact=True

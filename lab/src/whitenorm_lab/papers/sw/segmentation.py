@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 
 from whitenorm_lab.claims.evidence import Evidence, alike, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.papers.shared.training_runs import (
@@ -181,7 +181,7 @@ def draw(results: Results) -> Figure:
         runs = results.where(case=case)
         for variant in runs.levels("variant"):
             epochs = runs.where(variant=variant)[0].values["epochs"]
-            spread_line(curves, epochs, runs.values("miou", variant=variant), variant, marker=".")
+            plot_spread(curves, epochs, runs.values("miou", variant=variant), variant, marker=".")
         finish_epochs(curves, "mIoU (%), test images", _NETS[case])
         _draw_classes(bars, runs)
     return figure
@@ -199,7 +199,7 @@ def _draw_classes(axes: Axes, runs: Results) -> None:
         axes.bar(np.arange(len(classes)) + (i - (len(variants) - 1) / 2) * 0.27, heights, 0.27, label=variant)
     axes.set_xticks(range(len(classes)), [name.replace("_", " ") for name in classes], rotation=45, ha="right")
     axes.set(ylabel="IoU (%), last epoch", title="by class")
-    finish(axes)
+    add_grid_and_legend(axes)
 
 
 EXPERIMENT = Experiment(
@@ -226,7 +226,7 @@ EXPERIMENT = Experiment(
         "paper": {"cases": ["ADE20K", "Cityscapes"]},
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
-    fewest_seeds=3,
+    min_seeds=3,
     first_seed=10,
     plan=plan,
     run=run,

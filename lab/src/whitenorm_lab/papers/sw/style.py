@@ -33,7 +33,7 @@ from torch import Tensor
 
 from whitenorm_lab.claims.evidence import Evidence, alike, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
-from whitenorm_lab.claims.plots import finish, spread_line
+from whitenorm_lab.claims.plots import add_grid_and_legend, plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.papers.shared.training_runs import context_fields, fit_or_diverge, require_data_root
 from whitenorm_lab.tasks.style.config import Style, SwStyle
@@ -189,14 +189,14 @@ def _show(axes: Axes, picture: str, title: str) -> None:
 def _draw_losses(axes: Axes, runs: Results) -> None:
     for name in _NORMS:
         curves = runs.values("test_loss", variant=name)
-        spread_line(axes, range(1, len(curves[0]) + 1), curves, name)
+        plot_spread(axes, range(1, len(curves[0]) + 1), curves, name)
     axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("epoch", fontsize=8)
     axes.set_title("test loss", fontsize=9)
     axes.tick_params(labelsize=7)
-    finish(axes)
+    add_grid_and_legend(axes)
 
 
 _PICTURES = "pictures: BN worse than the others, SW comparable with IW"
@@ -228,7 +228,7 @@ EXPERIMENT = Experiment(
         },
     },
     seeds={"smoke": 1, "default": 3, "paper": 3},
-    fewest_seeds=3,
+    min_seeds=3,
     plan=plan,
     run=run,
     draw=draw,
