@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm_lab.claims.experiment import SCALES, Experiment
 from whitenorm_lab.claims.outcomes import describe_time, explain_claims, rule_of
 from whitenorm_lab.claims.progress import show_progress

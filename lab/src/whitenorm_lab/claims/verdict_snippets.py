@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm_lab.claims.markdown_page import link_experiment
 from whitenorm_lab.claims.outcomes import Outcome, tally
 from whitenorm_lab.markdown_sections import write_text

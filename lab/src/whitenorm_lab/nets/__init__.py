@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm.models import LayerLike, Where
 from whitenorm_lab.nets import plain
 from whitenorm_lab.nets.calibration import match_moments_, measure_batch_norms

@@ -15,7 +15,7 @@ from typing import Any
 
 import tyro
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm_lab import tasks
 from whitenorm_lab.training.config import RunConfig
 from whitenorm_lab.training.result import TrainingResult

@@ -25,7 +25,6 @@ from torch import nn
 
 import whitenorm
 from whitenorm.diagnostics import condition_number, stochastic_disturbance
-from whitenorm.diagnostics.disturbance import Operation
 from whitenorm_lab.claims.evidence import Evidence, every, exactly, lower, rising
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import add_shared_legend
@@ -36,7 +35,7 @@ _NORMS = ("BN", "DBN", *(f"IterNorm T={steps}" for steps in _STEPS))
 _MAIN = "IterNorm T=5"
 
 
-def build_norm(name: str, features: int) -> Operation:
+def build_norm(name: str, features: int) -> whitenorm.BatchWhitening | nn.BatchNorm1d:
     """Build a norm by its name in the figures."""
     if name == "BN":
         return nn.BatchNorm1d(features, eps=1e-5)

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import whitenorm
-from whitenorm.models.recipes import plan as plan_changes
 from whitenorm_lab.claims.evidence import Evidence, exactly
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.results import Results
@@ -49,7 +48,7 @@ def plan(scale: Settings) -> list[Settings]:
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Return the number of norms, and the number, name and channels of each norm that the recipe replaces."""
     net = build(CASES[settings["recipe"]].net, 10)
-    chosen = {change.name for change in plan_changes(net, whitenorm.SwitchableWhitening, settings["recipe"])}
+    chosen = {change.name for change in whitenorm.recipes.plan(net, whitenorm.SwitchableWhitening, settings["recipe"])}
     order = list_norms_in_order(net)
     numbers = [number for number, name in enumerate(order, 1) if name in chosen]
     return {

@@ -14,7 +14,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCN
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import FrozenBatchNorm2d, MultiScaleRoIAlign
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm.models import replace_
 from whitenorm_lab.nets import place_
 from whitenorm_lab.tasks.detection.config import FROZEN, Detection

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm_lab.data import IMAGENET_MEAN, IMAGENET_STD
 from whitenorm_lab.nets import pretrained
 

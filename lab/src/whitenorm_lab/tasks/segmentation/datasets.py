@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchvision.datasets import Cityscapes
 
-from whitenorm._suggest import suggest
+from whitenorm.cli import suggest
 from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.tasks.segmentation.classes import CAMVID, IGNORE, Category, build_color
 
