@@ -13,7 +13,6 @@ import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -27,9 +26,14 @@ from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import plot_spread
 from whitenorm_lab.claims.results import Results
 from whitenorm_lab.claims.rules import PAIRED_HOLM
-from whitenorm_lab.data import ROOT_VARIABLE, root_folder
 from whitenorm_lab.papers.shared.scaling import Rates, describe_reduction, format_net, reduce_config, rename_as_run
-from whitenorm_lab.training import DivergenceError, Train, TrainingResult
+from whitenorm_lab.papers.shared.training_runs import (
+    context_fields,
+    fit_or_diverge,
+    highest_throughput,
+    require_data_root,
+)
+from whitenorm_lab.training import Train, TrainingResult
 
 # The error of the last test on held-out images.
 _HELD_OUT = "held_out_error"
@@ -201,35 +205,18 @@ def _build_settings(variant: str, config: Train, rates: Rates | None) -> list[Se
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
     """Train a classifier and return its errors and losses by epoch; they are infinite once it has diverged."""
-    # Imported here because Lightning takes seconds to import, and listing the experiments does not need it.
-    from lightning.pytorch.callbacks import LambdaCallback
-
-    from whitenorm_lab.training.run import fit
-
     fields = {name: value for name, value in settings.items() if name != "variant"}
     fields["milestones"] = tuple(fields.get("milestones", ()))
-    config = Train(**fields, seed=context.seed, data=context.data_root, folder=context.folder, quiet=True)
+    config = Train(**fields, **context_fields(context))
     dataset = None
     if config.dataset.startswith("imagefolder:"):
-        config = dataclasses.replace(config, dataset=f"imagefolder:{_find_image_folder(config, context)}")
+        name = config.dataset.removeprefix("imagefolder:")
+        root = require_data_root(context, f"{name}/train and {name}/val")
+        config = dataclasses.replace(config, dataset=f"imagefolder:{root / name}")
     else:
         dataset = context.load(config.dataset)
-    progress = LambdaCallback(
-        on_train_epoch_end=lambda trainer, module: context.progress((trainer.current_epoch + 1) / config.epochs)
-    )
-    try:
-        result = fit(config, dataset=dataset, callbacks=[progress])
-    except DivergenceError as error:
-        result = error.result
+    result, _ = fit_or_diverge(config, context, dataset)
     return _collect_values(result, config)
-
-
-def _find_image_folder(config: Train, context: Context) -> Path:
-    root = root_folder(context.data_root)
-    name = config.dataset.removeprefix("imagefolder:")
-    if root is None:
-        raise OSError(f"{name} needs a data root with {name}/train and {name}/val: pass --data or set ${ROOT_VARIABLE}")
-    return root / name
 
 
 def _collect_values(result: TrainingResult, config: Train) -> dict[str, Any]:
@@ -241,7 +228,7 @@ def _collect_values(result: TrainingResult, config: Train) -> dict[str, Any]:
         "train_loss": [epoch.train_loss for epoch in epochs] + [math.inf] * missing_epochs,
         "train_error": [_error(epoch.train_accuracy) for epoch in epochs] + [math.inf] * missing_epochs,
         "test_error": [_error(accuracy) for accuracy in tests] + [math.inf] * missing_tests,
-        "images_per_second": max((epoch.examples_per_second for epoch in epochs), default=0.0),
+        "images_per_second": highest_throughput(result),
     }
     if config.validation_images:
         accuracy = None if missing_epochs else result.validation_accuracy

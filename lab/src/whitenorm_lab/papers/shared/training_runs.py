@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from whitenorm_lab.claims.experiment import Context, Settings
 from whitenorm_lab.claims.plots import add_grid_and_legend
-from whitenorm_lab.data import ROOT_VARIABLE, root_folder
+from whitenorm_lab.data import ROOT_VARIABLE, Dataset, root_folder
 from whitenorm_lab.training import DivergenceError, RunConfig, TrainingResult
 
 
@@ -32,7 +32,7 @@ def context_fields(context: Context) -> dict[str, Any]:
     return {"seed": context.seed, "data": context.data_root, "folder": context.folder, "quiet": True}
 
 
-def fit_or_diverge(config: RunConfig, context: Context) -> tuple[TrainingResult, bool]:
+def fit_or_diverge(config: RunConfig, context: Context, dataset: Dataset | None = None) -> tuple[TrainingResult, bool]:
     """Train; return the result, up to the divergence if there is one, and whether the loss diverged."""
     # Lightning takes seconds to import, which listing the experiments does not need.
     from lightning.pytorch.callbacks import LambdaCallback
@@ -43,7 +43,7 @@ def fit_or_diverge(config: RunConfig, context: Context) -> tuple[TrainingResult,
         on_train_batch_end=lambda trainer, module, *_: context.progress(trainer.global_step / module.total_steps)
     )
     try:
-        return fit(config, callbacks=[report_progress]), False
+        return fit(config, dataset=dataset, callbacks=[report_progress]), False
     except DivergenceError as error:
         return error.result, True
 
