@@ -21,7 +21,7 @@ from benchmarks.roofline.cards import CARDS
 from benchmarks.roofline.prediction import predicted_seconds
 from benchmarks.roofline.work import Work, layer_work, passes
 from whitenorm.cli.gpu.cases import CASES, Case
-from whitenorm.cli.gpu.chosen import has_triton
+from whitenorm.cli.gpu.use_kernels import has_triton
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "launches.json"

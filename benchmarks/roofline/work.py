@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from whitenorm.cli.gpu.chosen import chosen
-from whitenorm.ops.launches import Launch, counted
+from whitenorm.cli.gpu.use_kernels import use_kernels
+from whitenorm.ops.launches import Launch, record_launches
 
 # Besides views: memory that is only asked for, and what looks at sizes alone.
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "is_same_size"}
@@ -157,7 +157,7 @@ class _Counted(NamedTuple):
 
 def _counted(run: Callable[[], Any]) -> tuple[Any, _Counted]:
     # Tensors that are made without a device are made there too.
-    with counted() as launched, torch.device("meta"), _Mode() as mode:
+    with record_launches() as launched, torch.device("meta"), _Mode() as mode:
         result = run()
     return result, _Counted(mode.found, launched)
 
@@ -167,7 +167,7 @@ def _step(layer: nn.Module, shape: tuple[int, ...], kernels: str) -> tuple[_Coun
     layer = layer.to("meta").train()
     x = torch.empty(shape, device="meta", requires_grad=True)
     leaves = [x, *[parameter for parameter in layer.parameters() if parameter.requires_grad]]
-    with chosen(kernels):
+    with use_kernels(kernels):
         y, forward = _counted(lambda: layer(x))
         grad = torch.empty_like(y)
         _, backward = _counted(lambda: torch.autograd.grad(y, leaves, grad, allow_unused=True))

@@ -20,7 +20,7 @@ from whitenorm import cli
 from whitenorm.cli.gpu import check, command
 from whitenorm.cli.gpu.agreement import Row
 from whitenorm.cli.gpu.cases import CASES
-from whitenorm.cli.gpu.chosen import chosen
+from whitenorm.cli.gpu.use_kernels import use_kernels
 from whitenorm.ops import dispatch, launches, verified_gpus
 
 CUDA = torch.device("cuda", 0)
@@ -30,31 +30,31 @@ def meta(*shape):
     return torch.empty(shape, device="meta")
 
 
-def counted(run):
+def count_operations(run):
     return [(operation.name, operation.bytes, operation.flops) for operation in operations(run)[1]]
 
 
 def test_what_is_counted_of_tiny_functions():
     x, small = meta(8, 4), meta(4)
-    assert counted(lambda: x + x) == [("add", 256, 0)]
-    assert counted(lambda: x.add_(1)) == [("add_", 256, 0)]
-    assert counted(lambda: x + small) == [("add", 272, 0)]
-    assert counted(lambda: x.t() @ x) == [("mm", 128 + 64, 2 * 4 * 4 * 8)]
-    assert counted(lambda: torch.mul(x, 2, out=meta(8, 4))) == [("mul", 256, 0)]
+    assert count_operations(lambda: x + x) == [("add", 256, 0)]
+    assert count_operations(lambda: x.add_(1)) == [("add_", 256, 0)]
+    assert count_operations(lambda: x + small) == [("add", 272, 0)]
+    assert count_operations(lambda: x.t() @ x) == [("mm", 128 + 64, 2 * 4 * 4 * 8)]
+    assert count_operations(lambda: torch.mul(x, 2, out=meta(8, 4))) == [("mul", 256, 0)]
     # They read nothing of what they write.
-    assert counted(lambda: x.zero_()) == [("zero_", 128, 0)]
-    assert counted(lambda: x.copy_(small)) == [("copy_", 144, 0)]
+    assert count_operations(lambda: x.zero_()) == [("zero_", 128, 0)]
+    assert count_operations(lambda: x.copy_(small)) == [("copy_", 144, 0)]
 
 
 def test_views_and_allocations_are_free():
     x = meta(8, 4)
-    assert counted(lambda: torch.empty_like(x.view(4, 8).t().unsqueeze(0).expand(3, -1, -1)[0].detach())) == []
+    assert count_operations(lambda: torch.empty_like(x.view(4, 8).t().unsqueeze(0).expand(3, -1, -1)[0].detach())) == []
 
 
 def test_an_expanded_dimension_is_in_memory_once():
     matrix = meta(1, 4, 4).expand(8, -1, -1)
     assert nbytes(matrix) == 64
-    assert counted(lambda: torch.bmm(matrix, meta(8, 4, 2))) == [("bmm", 64 + 256 + 256, 8 * 2 * 4 * 4 * 2)]
+    assert count_operations(lambda: torch.bmm(matrix, meta(8, 4, 2))) == [("bmm", 64 + 256 + 256, 8 * 2 * 4 * 4 * 2)]
 
 
 def test_a_step_of_a_model():
@@ -79,9 +79,9 @@ def test_launches_of_triton_count_with_their_tensors():
 
 
 def test_a_count_within_a_count():
-    with launches.counted() as outer:
+    with launches.record_launches() as outer:
         launches.note("a", (), (1,))
-        with launches.counted() as inner:
+        with launches.record_launches() as inner:
             launches.note("b", (), (1,))
         launches.note("c", (), (1,))
     assert ([found.kernel for found in outer], [found.kernel for found in inner]) == (["a", "b", "c"], ["b"])
@@ -106,9 +106,9 @@ def test_triton_launches(name):
 
 def test_kernels_are_as_before_after_counting():
     before = dispatch._mode
-    with chosen("torch"):
+    with use_kernels("torch"):
         assert dispatch._mode == "torch"
-        with pytest.raises(ValueError, match="one of"), chosen("cuda"):
+        with pytest.raises(ValueError, match="one of"), use_kernels("cuda"):
             pass
     assert dispatch._mode == before
 
@@ -296,7 +296,7 @@ class OnCuda:
 def test_auto_takes_triton_where_it_has_passed(card, monkeypatch):
     monkeypatch.setattr(dispatch, "Tensor", OnCuda)
     dispatch._suggest_verifying.cache_clear()
-    with chosen("auto"):
+    with use_kernels("auto"):
         with pytest.warns(UserWarning, match="whitenorm gpu"):
             assert not dispatch._takes_triton(OnCuda())
         # Said once.
@@ -304,7 +304,7 @@ def test_auto_takes_triton_where_it_has_passed(card, monkeypatch):
         verified_gpus.remember(CUDA, passed=True)
         assert dispatch._takes_triton(OnCuda())
         assert not dispatch._takes_triton(torch.ones(3))
-        with chosen("torch"):
+        with use_kernels("torch"):
             assert not dispatch._takes_triton(OnCuda())
 
 

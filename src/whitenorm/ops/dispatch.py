@@ -90,9 +90,9 @@ def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
     """Return the fused kernels of samples ``x[N, 1, K, J, P]`` that fit into one program each, or None."""
     if not kernels.handles_strides or type(solver) is not Newton:
         return None
-    from whitenorm.ops.triton import samples
+    from whitenorm.ops.triton import per_sample
 
-    return samples if samples.fits(x) else None
+    return per_sample if per_sample.is_supported(x) else None
 
 
 def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:

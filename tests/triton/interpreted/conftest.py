@@ -50,9 +50,9 @@ def _patched_once(interpreter):
 @pytest.fixture
 def launches():
     """The kernels launched so far."""
-    from whitenorm.ops.launches import counted
+    from whitenorm.ops.launches import record_launches
 
-    with counted() as found:
+    with record_launches() as found:
         yield found
 
 
@@ -60,8 +60,8 @@ def launches():
 def split(request, monkeypatch):
     """As few programs as there are matrices, or several for each."""
     if request.param:
-        monkeypatch.setattr("whitenorm.ops.triton.tiles.LEAST_TILES", 1)
+        monkeypatch.setattr("whitenorm.ops.triton.tiling.LEAST_TILES", 1)
     else:
-        monkeypatch.setattr("whitenorm.ops.triton.tiles.ENOUGH_PROGRAMS", 1)
-        monkeypatch.setattr("whitenorm.ops.triton.tiles.MANY_PROGRAMS", 1)
+        monkeypatch.setattr("whitenorm.ops.triton.tiling.ENOUGH_PROGRAMS", 1)
+        monkeypatch.setattr("whitenorm.ops.triton.tiling.MANY_PROGRAMS", 1)
     return request.param

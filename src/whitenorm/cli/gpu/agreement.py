@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whitenorm.cli.gpu.chosen import chosen
+from whitenorm.cli.gpu.use_kernels import use_kernels
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -28,7 +28,7 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
 )
-from whitenorm.ops.launches import counted
+from whitenorm.ops.launches import record_launches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("contiguous", "channels-last")
@@ -84,9 +84,9 @@ def _case(name: str, device: torch.device, dtype: torch.dtype, layout: str, smal
     layer = _away_from_start(LAYERS[name]())
     x = _input(name, layer, layout, small, offset).to(dtype)
     grad = torch.randn(x.shape).to(dtype)
-    with chosen("torch"):
+    with use_kernels("torch"):
         exact = _step(copy.deepcopy(layer).double(), x.double(), grad.double())
-    with chosen("triton"), counted() as launched:
+    with use_kernels("triton"), record_launches() as launched:
         actual = _step(layer.to(device), x.to(device), grad.to(device))
     case = f"{name}, {str(dtype).removeprefix('torch.')}, {layout}" + (
         f", {offset} deviations away" if offset > 1 else ""

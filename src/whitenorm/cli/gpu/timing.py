@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from whitenorm.cli.gpu.chosen import chosen
+from whitenorm.cli.gpu.use_kernels import use_kernels
 
 _WARM_UP, _ROUNDS, _STEPS = 10, 20, 10
 _COPIED = 2**28
@@ -20,7 +20,7 @@ def step_seconds(layer: nn.Module, shape: tuple[int, ...], kernels: str, device:
     x = torch.randn(shape, device=device, requires_grad=True)
     grad = torch.randn(shape, device=device)
     leaves = [x, *layer.parameters()]
-    with chosen(kernels):
+    with use_kernels(kernels):
         return _median(lambda: torch.autograd.grad(layer(x), leaves, grad), device)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whitenorm.ops.triton.samples import fits, whiten_samples, whiten_samples_backward
+from whitenorm.ops.triton.per_sample import is_supported, whiten_samples, whiten_samples_backward
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 NAMES = ("y", "dx", "dweight", "dbias")
@@ -80,7 +80,7 @@ def _seeded() -> None:
 )
 def test_tokens_of_every_size(k: int, j: int) -> None:
     x = samples(3, k, j)
-    assert fits(x)
+    assert is_supported(x)
     assert_agree(torch.randn_like(x), x, *parameters(k, j))
 
 
@@ -101,7 +101,7 @@ def test_positions(k: int, j: int, p: int, last: bool) -> None:
 @pytest.mark.parametrize(("k", "j", "p"), [(6, 2, 1), (32, 24, 1), (64, 12, 1), (100, 3, 4), (17, 4, 4)])
 def test_fewer_values_than_features(k: int, j: int, p: int) -> None:
     x = samples(2, k, j, p)
-    assert fits(x)
+    assert is_supported(x)
     assert_agree(torch.randn_like(x), x, *parameters(k, j), eps=1e-2)
     assert_agree(torch.randn_like(x), channels_last(x), *parameters(k, j), eps=1e-5, tolerance=1e-4)
 
@@ -117,7 +117,7 @@ def test_dtypes_and_parameters(dtype: torch.dtype, weight: bool, bias: bool) -> 
 @pytest.mark.parametrize("n", [0, 1, 5, 37])
 def test_numbers_of_samples(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Few programs, so that each has several samples.
-    monkeypatch.setattr("whitenorm.ops.triton.samples._programs", lambda device, tile: 4)
+    monkeypatch.setattr("whitenorm.ops.triton.per_sample._count_programs", lambda device, tile: 4)
     x = samples(n, 4, 6)
     assert_agree(torch.randn_like(x), x, *parameters(4, 6))
 
@@ -153,6 +153,6 @@ def test_gradient_of_a_sum() -> None:
 
 
 def test_large_samples_do_not_fit() -> None:
-    assert not fits(torch.empty(1, 1, 64, 64, 1))
-    assert not fits(torch.empty(1, 1, 4, 16, 196))
-    assert not fits(torch.empty(1, 1, 128, 128, 1))
+    assert not is_supported(torch.empty(1, 1, 64, 64, 1))
+    assert not is_supported(torch.empty(1, 1, 4, 16, 196))
+    assert not is_supported(torch.empty(1, 1, 128, 128, 1))
