@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from benchmarks import resnet
 from benchmarks.resnet import Norm
 from benchmarks.roofline.cards import Card
-from benchmarks.roofline.prediction import predicted_seconds
+from benchmarks.roofline.prediction import predict_seconds
 from benchmarks.roofline.work import Operation, layer_work
 
 CARDS_A_MACHINE = 8
@@ -67,14 +67,14 @@ def resnet_row(name: str, card: Card, kernels: str, synchronise: bool) -> dict[s
     joined = [operation for operations in synchronised(norms, kernels) for operation in operations]
     sent = messages(joined)
     others = [operation for operation in joined if operation.name != "allreduce_"]
-    extra = predicted_seconds(others, card) - predicted_seconds(own, card)
+    extra = predict_seconds(others, card) - predict_seconds(own, card)
     added = {ranks: extra + sum(all_reduce_seconds(size, ranks) for size in sent) for ranks in RANKS}
     return {
         "collectives": len(sent),
         "operations": len(others) - len(own),
         "operations_ms": extra * 1e3,
         "megabytes": sum(sent) / 1e6,
-        "step_ms": predicted_seconds(resnet.step(name, kernels), card) * 1e3,
+        "step_ms": predict_seconds(resnet.step(name, kernels), card) * 1e3,
         "added_ms": {str(ranks): seconds * 1e3 for ranks, seconds in added.items()},
     }
 

@@ -18,8 +18,8 @@ from torch import nn
 from benchmarks import collectives, pages, papers, resnet
 from benchmarks.launch_tables import markdown
 from benchmarks.roofline.cards import CARDS
-from benchmarks.roofline.prediction import predicted_seconds
-from benchmarks.roofline.work import Work, layer_work, passes
+from benchmarks.roofline.prediction import predict_seconds
+from benchmarks.roofline.work import Work, count_passes, layer_work
 from whitenorm.cli.gpu.cases import CASES, Case
 from whitenorm.cli.gpu.use_kernels import has_triton
 
@@ -54,9 +54,9 @@ def measure() -> dict[str, Any]:
 
 def layer_rows(name: str, case: Case) -> dict[str, Any]:
     """One layer: with each of the kernels, the norm it stands in for, and the papers' formulation."""
-    works = {"norm": layer_work(case.rival(), case.shape)}
+    works = {"norm": layer_work(case.build_norm(), case.shape)}
     for kernels in _kernels():
-        works[kernels] = layer_work(case.layer(), case.shape, kernels)
+        works[kernels] = layer_work(case.build_layer(), case.shape, kernels)
     works["paper"] = layer_work(PAPERS[name](), case.shape)
     return {key: _row(work, case.shape, name not in _UNPREDICTABLE) for key, work in works.items()}
 
@@ -66,11 +66,11 @@ def _row(work: Work, shape: tuple[int, ...], predictable: bool) -> dict[str, Any
         "forward": len(work.forward),
         "backward": len(work.backward),
         "triton": work.triton_launches,
-        "passes": round(passes(work, shape), 1),
+        "passes": round(count_passes(work, shape), 1),
         "gflops": round(work.flops / 1e9, 2),
     }
     if predictable:
-        row["predicted_ms"] = {key: predicted_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
+        row["predicted_ms"] = {key: predict_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
     return row
 
 
@@ -80,7 +80,7 @@ def resnet_rows() -> list[dict[str, Any]]:
     rows = []
     for name, kernels in chosen:
         operations = resnet.step(resnet.NAMES[name], kernels)
-        predicted = {key: predicted_seconds(operations, card) * 1e3 for key, card in CARDS.items()}
+        predicted = {key: predict_seconds(operations, card) * 1e3 for key, card in CARDS.items()}
         rows.append({"norm": name, "kernels": kernels, "launches": len(operations), "predicted_ms": predicted})
     return rows
 

@@ -1,24 +1,24 @@
-"""What GPUs can do, and how much of it kernels get: the assumptions that predictions are made from."""
+"""Rates of GPUs, and the shares of them that kernels attain: the assumptions of the predictions."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Of what the data sheet says: a plain copy comes to about this much of the bandwidth, and large products to this much
-# of the rates. Small products come to less, which is not modelled.
+# Shares of the data sheet's rates that a plain copy and large products attain. Small products attain less, which is
+# not modelled.
 BANDWIDTH_ATTAINED = 0.85
 FP32_ATTAINED = 0.7
 TF32_ATTAINED = 0.5
-# Seconds that the host takes to launch, both assumed: torch's own operations, with autograd's bookkeeping, and Triton's
-# kernels, whose launcher is in Python. A slow or busy host takes more.
+# Assumed seconds that the host takes to launch an operation of torch, with autograd's bookkeeping, and a Triton kernel,
+# whose launcher is in Python. A slow or busy host takes more.
 TORCH_LAUNCH = 5e-6
 TRITON_LAUNCH = 15e-6
-# Products of Triton's kernels are three of TF32, which together have nearly float32's accuracy.
+# A product in a Triton kernel is three products in TF32, which together have nearly float32's accuracy.
 PRODUCTS_OF_TF32 = 3
 
 
 class Card(NamedTuple):
-    """Bytes a second, FLOPs a second in float32 and, dense, in TF32, at best; multiprocessors; where this is from."""
+    """Peak bytes per second, FLOPs per second in float32 and in dense TF32, number of multiprocessors, and source."""
 
     name: str
     bandwidth: float
@@ -26,12 +26,6 @@ class Card(NamedTuple):
     tf32: float
     processors: int
     source: str
-
-    def scaled(self, bandwidth: float) -> Card:
-        """A card of another bandwidth, that is otherwise as much faster or slower."""
-        factor = bandwidth / self.bandwidth
-        source = f"the {self.name}'s figures, scaled by bandwidth"
-        return Card("this card", bandwidth, self.fp32 * factor, self.tf32 * factor, self.processors, source)
 
 
 CARDS = {
@@ -43,19 +37,3 @@ CARDS = {
         Card("RTX 4070 Laptop", 256e9, 15.6e12, 15.6e12, 36, "the maker's data sheet: 4,608 cores, here at 1.7 GHz"),
     )
 }
-
-
-def card_of(device_name: str) -> Card | None:
-    """The card of the table that a device says it is.
-
-    Example::
-
-        >>> card_of("NVIDIA A100-SXM4-80GB").name, card_of("NVIDIA GeForce RTX 4070 Laptop GPU").name
-        ('A100 80GB', 'RTX 4070 Laptop')
-        >>> card_of("NVIDIA GeForce RTX 4090") is None, card_of("NVIDIA H100 PCIe") is None
-        (True, True)
-    """
-    plain = device_name.replace("-", " ")
-    known = {"A100 80GB": ("A100", "80GB", "SXM"), "H100 SXM": ("H100", "HBM3"), "RTX 4070 Laptop": ("4070", "Laptop")}
-    found = [name for name, words in known.items() if all(word in plain for word in words)]
-    return CARDS[found[0]] if found else None

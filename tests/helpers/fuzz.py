@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from tests.helpers import fuzz_compiled, fuzz_ranks, reference
-from tests.helpers.cases import named_gradients, twin
+from tests.helpers.cases import gradients_by_name, twin
 from tests.helpers.conversion_cases import Conversion, draw_conversion, run_conversion
 from tests.helpers.fuzz_cases import HALVES, Case, draw, make_input, make_layer
 from whitenorm.ops.torch import passes
@@ -56,7 +56,7 @@ def results_of(layer, forward, x, grad):
     x = x.detach().requires_grad_()
     y = forward(layer, x)
     y.backward(grad.to(y.dtype))
-    return {"output": y.detach(), **named_gradients(layer, x)}
+    return {"output": y.detach(), **gradients_by_name(layer, x)}
 
 
 class Seen:
@@ -65,8 +65,8 @@ class Seen:
     def __init__(self):
         self.matrix, self.condition, self.gap, self.offset = 0.0, 1.0, 1.0, 0.0
 
-    def known(self, roundoff):
-        """Whether a covariance that is off by its roundoff still is one."""
+    def is_well_posed(self, roundoff):
+        """Return whether a covariance with rounding errors is still positive definite."""
         return self.condition * (1 + self.offset) * roundoff * SLACK < 1
 
     def look_at_moments(self, mean, cov):
@@ -86,7 +86,7 @@ def reference_that(seen, roundoff=0.0, generator=None):
     """The reference with a smooth inverse root, every mean and covariance off by its roundoff."""
     moments, matrix_of = reference.mean_and_cov, reference.whitening_matrix
 
-    def perturbed_moments(columns):
+    def perturb_moments(columns):
         mean, cov = moments(columns)
         seen.look_at_moments(mean, cov)
         if not roundoff:
@@ -103,7 +103,7 @@ def reference_that(seen, roundoff=0.0, generator=None):
         seen.look(cov, whitening)
         return whitening
 
-    reference.mean_and_cov, reference.whitening_matrix = perturbed_moments, smooth_matrix
+    reference.mean_and_cov, reference.whitening_matrix = perturb_moments, smooth_matrix
     try:
         yield
     finally:
@@ -120,7 +120,7 @@ def off(cov, roundoff, generator, mean=0.0):
     return cov + roundoff * (largest + mean * largest.sqrt()) * (s + s.T) / 2
 
 
-def moved_statistics(layer, roundoff, generator):
+def perturb_statistics(layer, roundoff, generator):
     """A copy whose running statistics are off by their roundoff, as what is read from them is."""
     layer = copy.deepcopy(layer)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def run(seed):
     overflow = any(result is not None and result.abs().max() > torch.finfo(case.dtype).max for result in exact.values())
     if bad and not overflow:
         return [Deviation(seed, f"{name} is not finite", float("inf"), case) for name in bad], "finite"
-    posed = seen.known(roundoff) and not (layer.solver == PCA() and seen.gap < 1e-3)
+    posed = seen.is_well_posed(roundoff) and not (layer.solver == PCA() and seen.gap < 1e-3)
     if overflow or not posed:
         return [], "finite"
     for perturbations in PERTURBATIONS:
@@ -173,7 +173,7 @@ def responses(naive, before, x, grad, exact, roundoff, case, generator, perturba
     response = {name: torch.zeros(()) for name in exact}
     for _ in range(perturbations):
         with reference_that(Seen(), roundoff, generator):
-            moved = results_of(moved_statistics(naive, roundoff, generator), reference.forward, x, grad)
+            moved = results_of(perturb_statistics(naive, roundoff, generator), reference.forward, x, grad)
             moved |= running(naive, before, x, case)
         for name, result in moved.items():
             response[name] = torch.maximum(response[name], (result - exact[name]).abs().max())

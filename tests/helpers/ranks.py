@@ -63,7 +63,7 @@ def close(actual, expected, what):
     assert error <= 1e-8 * scale, f"{what}: error {error:.1e} at scale {scale:.1e}"
 
 
-def summed(tensor):
+def all_reduce_sum(tensor):
     tensor = tensor.clone()
     dist.all_reduce(tensor)
     return tensor
@@ -89,7 +89,7 @@ def equal_to_the_joined_batch(rank, world):
                 close(y, expected[mine], what + "output")
                 close(local.grad, joined.grad[mine], what + "gradient of the input")
                 for (key, parameter), other in zip(layer.named_parameters(), alone.parameters(), strict=True):
-                    close(summed(parameter.grad), other.grad, what + f"gradient of {key}")
+                    close(all_reduce_sum(parameter.grad), other.grad, what + f"gradient of {key}")
                 for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
                     close(buffer, other, what + key)
 
@@ -136,11 +136,11 @@ def one_collective_each_way(rank, world):
     calls = []
     original = dist.all_reduce
 
-    def counted(*arguments, **options):
+    def count_all_reduce(*arguments, **options):
         calls.append(options.get("group"))
         return original(*arguments, **options)
 
-    dist.all_reduce = counted
+    dist.all_reduce = count_all_reduce
     for make in LAYERS.values():
         layer = whitenorm.synchronize_(make())
         x = torch.randn(4, 6, 3, 3, requires_grad=True)
@@ -191,10 +191,10 @@ def inside_ddp(rank, world):
 
 
 def inside_fsdp(rank, world):
-    inside(sharded, "FSDP2", rank, world)
+    inside(shard, "FSDP2", rank, world)
 
 
-def sharded(model, world):
+def shard(model, world):
     mesh = init_device_mesh("cpu", (world,))
     for module in model:
         if list(module.parameters()):
@@ -257,7 +257,7 @@ def recalibration_in_step(rank, world):
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(8, 4)
 
-    def broken():
+    def fail_midway():
         yield x
         if rank == 1:
             raise OSError("disk")
@@ -274,7 +274,7 @@ def recalibration_in_step(rank, world):
         "all empty": (ValueError, "got 2 batches, and fewer than 2 values", [x[:0]] * 2),
     }
     error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 2 \(got an error on rank 1\)")
-    cases["one that breaks off"] = error, words, broken()
+    cases["one that breaks off"] = error, words, fail_midway()
     error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 1 \(got an error on rank 1\)")
     cases["one that does not begin"] = error, words, Unreadable() if rank == 1 else [x]
     for what, (error, words, batches) in cases.items():
@@ -295,7 +295,7 @@ def recalibration_in_step(rank, world):
 
 
 class Failing(nn.Module):
-    """Raise an error in the given call, counted from 1."""
+    """Raise an error in the given call, count_all_reduce from 1."""
 
     def __init__(self, call, error):
         super().__init__()
@@ -326,10 +326,10 @@ def recalibration_with_an_error_in_the_model(rank, world):
         return whitenorm.synchronize_(nn.Sequential(*layers))
 
     def with_hook():
-        broken = model()
+        fail_midway = model()
         if rank == 1:
-            failing_hook(broken[2])
-        return broken
+            failing_hook(fail_midway[2])
+        return fail_midway
 
     whole, narrow = [x, x, x], [x, x, x[:, :3]]
     told = r"expected all ranks to process batch {} \(got an error on rank 1\)"
@@ -342,16 +342,16 @@ def recalibration_with_an_error_in_the_model(rank, world):
         (model(), narrow if rank == 1 else whole, ValueError, "expected 4 channels", 3),
         (model(), [x.long() if rank == 1 else x], ValueError, "floating-point", 1),
     ]
-    for broken, batches, error, words, number in cases:
-        before = copy.deepcopy(broken.state_dict())
+    for fail_midway, batches, error, words, number in cases:
+        before = copy.deepcopy(fail_midway.state_dict())
         error, words = (error, words) if rank == 1 else (RuntimeError, told.format(number))
         start = time.monotonic()
         with pytest.raises(error, match=words):
-            whitenorm.recalibrate_(broken.eval(), batches, progress=False)
+            whitenorm.recalibrate_(fail_midway.eval(), batches, progress=False)
         assert time.monotonic() - start < 30
-        for key, value in broken.state_dict().items():
+        for key, value in fail_midway.state_dict().items():
             assert torch.equal(value, before[key]), key
-        assert not any(module.training for module in broken.modules())
+        assert not any(module.training for module in fail_midway.modules())
     data = torch.randn(world, 8, 4, generator=torch.Generator().manual_seed(0))
     recalibrated = whitenorm.recalibrate_(model(), [data[rank]], progress=False)
     assert torch.allclose(recalibrated[0].running_mean, data.flatten(0, 1).mean(0), atol=1e-6)

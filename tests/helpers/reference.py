@@ -91,7 +91,7 @@ def batch_whitening(x, layer):
     return scale_and_shift(roll(torch.cat(outputs), x), layer.weight, layer.bias), statistics
 
 
-def fixed_whitening(x, layer):
+def apply_population(x, layer):
     """Inference of a batch method: the population's mean and matrix, group by group."""
     columns, k = unroll(x), layer.group_size
     outputs = []
@@ -118,7 +118,7 @@ def instance_whitening(x, layer):
     return scale_and_shift(torch.stack(samples), layer.weight, layer.bias)
 
 
-def whitened_groups(sample, num_groups, layer):
+def whiten_groups(sample, num_groups, layer):
     """GW, algorithm 1, of one sample."""
     groups = sample.reshape(num_groups, -1)
     mean, cov = mean_and_cov(groups)
@@ -127,13 +127,13 @@ def whitened_groups(sample, num_groups, layer):
 
 
 def group_whitening(x, layer):
-    y = torch.stack([whitened_groups(sample, layer.num_groups, layer) for sample in x])
+    y = torch.stack([whiten_groups(sample, layer.num_groups, layer) for sample in x])
     return scale_and_shift(y, layer.weight, layer.bias)
 
 
 def layer_whitening(x, layer):
     tokens = x.reshape(-1, *layer.normalized_shape)
-    y = torch.stack([whitened_groups(token, layer.num_groups, layer) for token in tokens]).reshape(x.shape)
+    y = torch.stack([whiten_groups(token, layer.num_groups, layer) for token in tokens]).reshape(x.shape)
     y = y if layer.weight is None else y * layer.weight
     return y if layer.bias is None else y + layer.bias
 
@@ -207,4 +207,4 @@ def forward(layer, x):
         return layer_whitening(x, layer)
     if layer.training or not layer.track_running_stats:
         return batch_whitening(x, layer)[0]
-    return fixed_whitening(x, layer)
+    return apply_population(x, layer)

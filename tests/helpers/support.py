@@ -250,8 +250,8 @@ def outcome(tool, name):
     return (passed[0] if passed else "no"), errors
 
 
-def written_table(page):
-    """The cells of the page, by tool and layer."""
+def read_table(page):
+    """Return the cells of the page's table by tool and layer."""
     table = page.split(MARKS[0])[1].split(MARKS[1])[0].strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     header, _, *body = rows

@@ -16,7 +16,7 @@ from tests.helpers.cases import (
     channel_layers,
     channels_last,
     contiguous,
-    named_gradients,
+    gradients_by_name,
     randomise,
     twin,
 )
@@ -38,8 +38,8 @@ def compare(layer, x, dtype, smooth=False):
     grad = torch.randn(y.shape, dtype=torch.float64).to(y)
     y.backward(grad)
     expected.backward(grad.to(device="cpu", dtype=torch.float64))
-    expected_gradients = named_gradients(naive, x64)
-    for name, gradient in named_gradients(layer, x).items():
+    expected_gradients = gradients_by_name(naive, x64)
+    for name, gradient in gradients_by_name(layer, x).items():
         assert_close(gradient, expected_gradients[name], dtype, f"gradient of {name}")
 
 

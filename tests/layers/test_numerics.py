@@ -16,7 +16,7 @@ ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky"]
 
 
 def run(layer, x):
-    """y and the gradients of input and parameters for a fixed gradient of y."""
+    """Return y, the gradients of the input and the parameters for a fixed gradient of y, and this gradient."""
     x = x.detach().requires_grad_()
     y = layer(x)
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
@@ -24,8 +24,8 @@ def run(layer, x):
     return [y, x.grad, *(parameter.grad for parameter in layer.parameters())], grad
 
 
-def expected(layer, x, grad):
-    """The same by the float64 reference; exact whitening by a formula that is smooth at repeated eigenvalues."""
+def run_reference(layer, x, grad):
+    """Run the float64 reference; exact whitening by a formula that is smooth at repeated eigenvalues."""
     naive = twin(layer)
     if naive.solver in (ZCA(), Newton(steps=40)):
         naive.solver = reference.inverse_root
@@ -57,7 +57,7 @@ def test_layers_survive_an_offset_of_a_thousand_deviations(name):
     x = torch.randn(8, 12, 10, 10) + 1000
     results, grad = run(layer, x)
     names = ["output", "input", *(name for name, _ in layer.named_parameters())]
-    for what, actual, exact in zip(names, results, expected(layer, x, grad), strict=True):
+    for what, actual, exact in zip(names, results, run_reference(layer, x, grad), strict=True):
         allowed = 3e-2 if "logits" in what else 1e-3
         assert (actual - exact).abs().max() <= allowed * exact.abs().max(), what
 
@@ -78,7 +78,7 @@ def test_scales(name, solver, scale, eps):
     layer = channel_layers(6, solver, eps=eps)[name]
     x = torch.randn(8, 6, 6, 6) * torch.linspace(1, 2, 6)[:, None, None] * scale
     results, grad = run(layer, x)
-    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+    for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
         assert actual.isfinite().all()
         assert (actual - exact).abs().max() <= 2e-3 * exact.abs().max()
 
@@ -106,7 +106,7 @@ def test_degenerate_inputs(name, solver, kind, eps):
         assert actual.isfinite().all()
     # PCA's axes are arbitrary where eigenvalues repeat, and its gradient has a pole there: finite is all there is.
     if solver != "pca" and eps == 1e-2:
-        for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+        for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
             assert (actual - exact).abs().max() <= 2e-3 * max(1, exact.abs().max())
 
 
@@ -204,7 +204,7 @@ def test_gradients_at_the_ends_of_the_range(solver, scale):
     layer = whitenorm.BatchWhitening(6, solver=solver, eps=0.0)
     x = torch.randn(40, 6) * torch.linspace(1, 3, 6) * scale
     results, grad = run(layer, x)
-    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+    for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
         assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
@@ -249,7 +249,7 @@ def test_a_far_mean_costs_no_digits_of_the_map(solver, allowed, shape, training,
     layer = whitenorm.BatchWhitening(64, solver=solver, momentum=1.0, population="covariance")
     layer(x)
     results, grad = run(layer.train(training), x)
-    actual, exact = results[0], expected(layer, x, grad)[0]
+    actual, exact = results[0], run_reference(layer, x, grad)[0]
     assert (actual - exact).abs().max() <= allowed * exact.abs().max()
 
 
@@ -269,7 +269,7 @@ def test_samples_far_from_the_population(solver):
     layer = whitenorm.SwitchableWhitening(12, 6, solver=solver).eval()
     x = torch.randn(4, 12, 5, 5) + 1000
     results, grad = run(layer, x)
-    actual, exact = results[1], expected(layer, x, grad)[1]
+    actual, exact = results[1], run_reference(layer, x, grad)[1]
     assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
@@ -279,7 +279,7 @@ def test_a_far_mean_of_vectors_in_groups():
     layer = whitenorm.GroupWhitening(16, 64)
     x = torch.randn(32, 64) + 1000
     results, grad = run(layer, x)
-    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+    for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
         assert (actual - exact).abs().max() <= 1.5e-4 * exact.abs().max()
 
 

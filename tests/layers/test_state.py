@@ -50,11 +50,11 @@ def test_state_dict_names():
     assert list(whitenorm.GroupWhitening(4, 8).state_dict()) == ["weight", "bias"]
 
 
-def pickled(layer):
+def pickle_roundtrip(layer):
     return pickle.loads(pickle.dumps(layer))
 
 
-@pytest.mark.parametrize("through", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("through", [copy.deepcopy, pickle_roundtrip])
 @pytest.mark.parametrize("name", LAYERS)
 def test_copies_after_use(name, through):
     """After training and inference, with whatever they left behind."""

@@ -8,7 +8,7 @@ from tests.helpers import ranks, support
 
 @pytest.fixture(scope="module")
 def table():
-    return support.written_table(support.PAGE.read_text(encoding="utf-8"))
+    return support.read_table(support.PAGE.read_text(encoding="utf-8"))
 
 
 def test_the_table_has_all_layers_and_tools(table):
