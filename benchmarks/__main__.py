@@ -1,4 +1,4 @@
-"""The benchmark suite: ``make bench``, or ``whitenorm bench`` in a checkout."""
+"""Run the benchmark suite: ``make bench``, or ``python -m benchmarks`` in a checkout."""
 
 from __future__ import annotations
 

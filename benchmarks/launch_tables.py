@@ -1,4 +1,4 @@
-"""The tables of benchmarks/launches.py."""
+"""Markdown tables of benchmarks/launches.py."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _KINDS = {"norm": "the norm it replaces", "paper": "the paper's formulation", "t
 
 def counts(results: dict[str, Any]) -> str:
     """Operations forward and backward of a training step (of these, Triton's), and bytes moved in passes over x."""
-    lines = _head("layer", "input", *_KINDS.values(), "GFLOPs")
+    lines = _format_head("layer", "input", *_KINDS.values(), "GFLOPs")
     for name, rows in results["layers"].items():
         shape = "×".join(map(str, CASES[name].shape))
-        cells = [_count(rows.get(kind)) for kind in _KINDS]
-        lines.append(_line((name, shape, *cells, f"{rows['torch']['gflops']:.2f}")))
+        cells = [_format_count(rows.get(kind)) for kind in _KINDS]
+        lines.append(_format_line((name, shape, *cells, f"{rows['torch']['gflops']:.2f}")))
     return "\n".join(lines)
 
 
-def _count(row: dict[str, Any] | None) -> str:
+def _format_count(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
     ours = f" ({row['triton']} Triton's)" if row["triton"] else ""
@@ -32,47 +32,51 @@ def _count(row: dict[str, Any] | None) -> str:
 
 def layer_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds of a training step of one layer."""
-    lines = _head("predicted ms", "card", *_KINDS.values())
+    lines = _format_head("predicted ms", "card", *_KINDS.values())
     for name, rows in results["layers"].items():
         if "predicted_ms" in rows["torch"]:
             for card in CARDS:
                 times = [f"{rows[kind]['predicted_ms'][card]:.2f}" if kind in rows else "–" for kind in _KINDS]
-                lines.append(_line((name, card, *times)))
+                lines.append(_format_line((name, card, *times)))
     return "\n".join(lines)
 
 
 def resnet_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds of a training step of ResNet-50, and what is added to BatchNorm's."""
     base = results["resnet50"][0]["predicted_ms"]
-    lines = _head("predicted ms", "kernels", "launches", *CARDS)
+    lines = _format_head("predicted ms", "kernels", "launches", *CARDS)
     for row in results["resnet50"]:
         times = row["predicted_ms"]
         cells = [f"{times[card]:.1f} ({100 * (times[card] / base[card] - 1):+.0f} %)" for card in CARDS]
-        lines.append(_line((row["norm"], row["kernels"], f"{row['launches']:,}", *cells)))
+        lines.append(_format_line((row["norm"], row["kernels"], f"{row['launches']:,}", *cells)))
     return "\n".join(lines)
 
 
 def rank_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds that synchronised statistics add to a step, beside the gradient's own all-reduce."""
     gradient = results["ranks"]["gradient"]
-    added = [f"added on {number:,} cards" for number in RANKS]
-    lines = _head("predicted", "collectives", "MB a step", "other operations", *added)
+    added = [f"added on {ranks:,} cards" for ranks in RANKS]
+    lines = _format_head("predicted", "collectives", "MB a step", "other operations", *added)
     for name, row in results["ranks"]["rows"].items():
         others = f"{row['operations']:,}, {row['operations_ms']:.1f} ms"
-        times = [f"{row['added_ms'][str(number)]:.1f} ms" for number in RANKS]
+        times = [f"{row['added_ms'][str(ranks)]:.1f} ms" for ranks in RANKS]
         step = f"{name} ({row['step_ms']:.1f} ms)"
-        lines.append(_line((step, row["collectives"], f"{row['megabytes']:.1f}", others, *times)))
-    own = [f"{gradient['all_reduce_ms'][str(number)]:.1f} ms" for number in RANKS]
-    lines.append(_line(("the gradient itself, beside backward", "some", f"{gradient['megabytes']:.1f}", "–", *own)))
+        lines.append(_format_line((step, row["collectives"], f"{row['megabytes']:.1f}", others, *times)))
+    overlapping = [f"{gradient['all_reduce_ms'][str(ranks)]:.1f} ms" for ranks in RANKS]
+    lines.append(
+        _format_line(
+            ("the gradient itself, beside backward", "some", f"{gradient['megabytes']:.1f}", "–", *overlapping)
+        )
+    )
     return "\n".join(lines)
 
 
 def cards(_: dict[str, Any]) -> str:
     """What is assumed of the cards."""
-    lines = _head("card", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "from")
+    lines = _format_head("card", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "from")
     for card in CARDS.values():
         rates = (f"{card.bandwidth / 1e9:,.0f}", f"{card.fp32 / 1e12:.1f}", f"{card.tf32 / 1e12:.1f}")
-        lines.append(_line((card.name, *rates, card.source)))
+        lines.append(_format_line((card.name, *rates, card.source)))
     return "\n".join(lines)
 
 
@@ -86,16 +90,16 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables, each with what it is."""
+    """Return all tables, each under its description."""
     parts = [f"Counted on the meta device of torch {results['torch']}; all times are predictions, none was measured."]
     for table in TABLES.values():
         parts += [f"{table.__doc__}", table(results)]
     return "\n\n".join(parts)
 
 
-def _head(*names: str) -> list[str]:
-    return [_line(names), _line("---" for _ in names)]
+def _format_head(*names: str) -> list[str]:
+    return [_format_line(names), _format_line("---" for _ in names)]
 
 
-def _line(cells: Iterable[object]) -> str:
+def _format_line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"

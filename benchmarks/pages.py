@@ -1,7 +1,7 @@
-"""What README and docs say of the stored benchmarks, written by ``python -m benchmarks.pages``: nothing by hand.
+"""Write the stored benchmarks into README and docs: ``python -m benchmarks.pages``.
 
-Whoever measures anew writes it too (``make bench``, ``python -m benchmarks.launches --write``), and a test fails where
-a page says something else than the results. A block stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` on
+The commands that measure (``make bench``, ``python -m benchmarks.launches --write``) call it, too, and a test fails if
+a page differs from the results. A block stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->`` on
 the page that it belongs to; a number in a sentence, on any page, between ``<!-- measured: NAME -->`` and
 ``<!-- /measured -->``.
 """
@@ -22,35 +22,35 @@ RESULTS = Path(__file__).parent / "results"
 _MEASURED = re.compile(r"(<!-- measured: (.*?) -->).*?(<!-- /measured -->)", re.DOTALL)
 
 
-def stored(name: str) -> dict[str, Any]:
-    """The results of this name."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+def load_results(name: str) -> dict[str, Any]:
+    """Load the stored results of a benchmark."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return results
 
 
 def _monitoring() -> str:
-    return f"at most {100 * max(case['overhead'] for case in stored('monitoring')['cases'].values()):.1f} %"
+    return f"at most {100 * max(case['overhead'] for case in load_results('monitoring')['cases'].values()):.1f} %"
 
 
-def _monitored() -> str:
-    return f"{stored('monitoring')['seconds']:.0f} seconds"
+def _monitoring_seconds() -> str:
+    return f"{load_results('monitoring')['seconds']:.0f} seconds"
 
 
 def _collectives() -> str:
-    return f"{max(row['collectives'] for row in stored('launches')['ranks']['rows'].values())}"
+    return f"{max(row['collectives'] for row in load_results('launches')['ranks']['rows'].values())}"
 
 
 MEASURED: dict[str, Callable[[], str]] = {
     "monitoring": _monitoring,
-    "monitoring seconds": _monitored,
+    "monitoring seconds": _monitoring_seconds,
     "collectives": _collectives,
 }
 """Numbers in sentences."""
 
 
 def blocks() -> dict[Path, dict[str, str]]:
-    """What stands on which page, by name."""
-    full, launches = stored("full"), stored("launches")
+    """Return the blocks of each page by name."""
+    full, launches = load_results("full"), load_results("launches")
     return {
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
         Path("docs/benchmarks.md"): {
@@ -62,15 +62,15 @@ def blocks() -> dict[Path, dict[str, str]]:
 
 
 def pages(root: Path = ROOT) -> dict[Path, str]:
-    """README and docs as they should be."""
-    mine = blocks()
-    found = {}
+    """Return README and docs as they should be."""
+    blocks_by_page = blocks()
+    texts = {}
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
-        for name, block in mine.get(path.relative_to(root), {}).items():
+        for name, block in blocks_by_page.get(path.relative_to(root), {}).items():
             text = between(text, f"<!-- {name} -->", f"<!-- end of {name.partition(':')[0]} -->", block, path)
-        found[path] = _MEASURED.sub(lambda match, path=path: _inline(match, path), text)
-    return found
+        texts[path] = _MEASURED.sub(lambda match, path=path: _inline(match, path), text)
+    return texts
 
 
 def _inline(match: re.Match[str], path: Path) -> str:
@@ -80,7 +80,7 @@ def _inline(match: re.Match[str], path: Path) -> str:
 
 
 def write() -> list[Path]:
-    """Write those that changed, and tell which."""
+    """Write the pages that changed, and return their paths."""
     changed = [(path, text) for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
     for path, text in changed:
         path.write_text(text, encoding="utf-8")

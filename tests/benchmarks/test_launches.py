@@ -1,4 +1,4 @@
-"""What benchmarks/launches.py counts: no more than the papers' own, and what docs/gpu.md says."""
+"""What benchmarks/launches.py counts: no more than the papers' ours, and what docs/gpu.md says."""
 
 import json
 
@@ -27,11 +27,11 @@ def fresh():
 def test_no_more_operations_and_bytes_than_the_papers_formulation(fresh, name, kernels):
     if kernels not in fresh[name]:
         pytest.skip("no Triton")
-    own, paper = fresh[name][kernels], fresh[name]["paper"]
-    number = own["forward"] + own["backward"]
-    assert number <= paper["forward"] + paper["backward"]
-    assert number <= AUTHORS.get(name, number)
-    assert own["passes"] <= paper["passes"]
+    ours, paper = fresh[name][kernels], fresh[name]["paper"]
+    operations = ours["forward"] + ours["backward"]
+    assert operations <= paper["forward"] + paper["backward"]
+    assert operations <= AUTHORS.get(name, operations)
+    assert ours["passes"] <= paper["passes"]
 
 
 def test_the_page_is_not_stale(fresh):
@@ -59,7 +59,7 @@ def test_a_net_is_the_sum_of_its_parts(monkeypatch):
     resnet._shapes.cache_clear()
     resnet._without_norms.cache_clear()
     try:
-        parts = resnet.step("iternorm", "torch")
+        parts = resnet.step_operations("iternorm", "torch")
     finally:
         resnet._shapes.cache_clear()
         resnet._without_norms.cache_clear()
@@ -73,10 +73,10 @@ def test_a_net_is_the_sum_of_its_parts(monkeypatch):
 def test_what_ranks_send(channels):
     """Triangles of 64 features: in float64 forward, in float32 back; one collective each way."""
     norm = resnet.Norm(whitenorm.IterNorm(channels), (8, channels, 4, 4))
-    (found,) = collectives.synchronised([norm], "torch")
-    numbers = 1 + channels // 64 * (64 + 64 * 65 // 2)
-    assert collectives.messages(found) == [8 * numbers, 4 * numbers]
-    assert not collectives.messages(layer_work(whitenorm.IterNorm(channels), norm.shape).operations)
+    (operations,) = collectives.synchronized_work([norm], "torch")
+    count = 1 + channels // 64 * (64 + 64 * 65 // 2)
+    assert collectives.message_bytes(operations) == [8 * count, 4 * count]
+    assert not collectives.message_bytes(layer_work(whitenorm.IterNorm(channels), norm.shape).operations)
     assert not torch.distributed.is_initialized()
 
 

@@ -16,7 +16,7 @@ import torch.multiprocessing
 
 import whitenorm
 from tests.helpers.cases import randomise
-from tests.helpers.ranks import LAYERS, gloo, summed
+from tests.helpers.ranks import LAYERS, all_reduce_sum, gloo
 
 # Far above what rounding makes of these cases in float64: in 3,000 of them, the largest error was 3e-12.
 TOLERANCE = 1e-8
@@ -145,7 +145,7 @@ def compare_step(alone, layer, batch, part, step, rank, constant_input, comparis
         comparison.close(local.grad, Batch(joined.grad, None, joined.grad).part(step, rank).x, "gradient of the input")
     with torch.no_grad():
         for (name, parameter), other in zip(layer.named_parameters(), alone.parameters(), strict=True):
-            total = summed(parameter.grad)
+            total = all_reduce_sum(parameter.grad)
             comparison.close(total, other.grad, f"gradient of {name}")
             parameter.sub_(0.1 * total)
             other.sub_(0.1 * other.grad)

@@ -181,7 +181,7 @@ def inside_ddp(rank, world, name):
 
 
 def inside_fsdp(rank, world, name):
-    inside(lambda model: ranks.sharded(model, world), rank, world, name)
+    inside(lambda model: ranks.shard(model, world), rank, world, name)
 
 
 def inside(wrap, rank, world, name):

@@ -33,7 +33,7 @@ class Newton(Solver):
 
     Gradients pass through the trace. W is a polynomial of a symmetric matrix, so its derivative is self-adjoint, and
     the gradient of the covariance is the *forward* derivative of W in the direction of the gradient of W. It is
-    computed beside the iteration, so that nothing is saved but the covariance and W.
+    computed beside the iteration, so that nothing is saved but the covariance, its trace and W.
 
     Example::
 
@@ -51,19 +51,23 @@ class Newton(Solver):
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         matrices = cov.reshape(-1, *cov.shape[-2:])
+        trace = self._trace(matrices)
         if _fits_cache(matrices):
-            return self._solve(torch, matrices).reshape(cov.shape), ()
-        ops = _BufferedOps()
-        chunks = [self._solve(ops, chunk) for chunk in matrices.split(_chunk_length(matrices))]
-        return torch.cat(chunks).reshape(cov.shape), ()
+            return self._solve(torch, matrices, trace).reshape(cov.shape), (trace,)
+        ops, length = _BufferedOps(), _chunk_length(matrices)
+        chunks = zip(matrices.split(length), trace.split(length), strict=True)
+        return torch.cat([self._solve(ops, *chunk) for chunk in chunks]).reshape(cov.shape), (trace,)
 
     def backward(self, grad: Tensor, cov: Tensor, whitening: Tensor, residuals: tuple[Tensor, ...]) -> Tensor:
         shape = (-1, *cov.shape[-2:])
         grads, covs, whitenings = grad.reshape(shape), cov.reshape(shape), whitening.reshape(shape)
+        # The Triton kernel of the solve leaves no residuals.
+        trace = residuals[0] if residuals else self._trace(covs)
         if _fits_cache(covs):
-            return self._backward(torch, grads, covs, whitenings).reshape(cov.shape)
+            return self._backward(torch, grads, covs, whitenings, trace).reshape(cov.shape)
         ops, length = _BufferedOps(), _chunk_length(covs)
-        chunks = zip(grads.split(length), covs.split(length), whitenings.split(length), strict=True)
+        parts = [tensor.split(length) for tensor in (grads, covs, whitenings, trace)]
+        chunks = zip(*parts, strict=True)
         return torch.cat([self._backward(ops, *chunk) for chunk in chunks]).reshape(cov.shape)
 
     def reduce(self, lost_trace: float) -> Solver | None:
@@ -73,8 +77,8 @@ class Newton(Solver):
         solver._lost_trace = lost_trace
         return solver
 
-    def _solve(self, ops: Any, cov: Tensor) -> Tensor:
-        identity, trace = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), self._trace(cov)
+    def _solve(self, ops: Any, cov: Tensor, trace: Tensor) -> Tensor:
+        identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
         if self.steps == 0:
             return identity * trace.rsqrt()
         y, z = _normalize(cov, trace, identity), None
@@ -86,8 +90,8 @@ class Newton(Solver):
         z = t if z is None else ops.bmm(t, z)
         return z * trace.rsqrt()
 
-    def _backward(self, ops: Any, grad: Tensor, cov: Tensor, whitening: Tensor) -> Tensor:
-        identity, trace = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device), self._trace(cov)
+    def _backward(self, ops: Any, grad: Tensor, cov: Tensor, whitening: Tensor, trace: Tensor) -> Tensor:
+        identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
         if self.steps == 0:
             return identity * (-0.5 * (grad * whitening).sum((-2, -1), keepdim=True) / trace)
         start = _normalize(cov, trace, identity)
@@ -184,6 +188,9 @@ def _differentiate(ops: Any, start: Tensor, ds: Tensor, identity: Tensor, steps:
         z, dz = z_dz[:, :size], z_dz[:, size:]
         if step < steps - 1:
             z_dz = ops.bmm(z_dz, s)
-            # Not baddbmm_: into part of a tensor, a CPU adds a product one matrix at a time.
-            z_dz[:, size:].add_(ops.bmm(z, ds))
+            if z.is_cpu:
+                # Not baddbmm_: into part of a tensor, a CPU adds a product one matrix at a time.
+                z_dz[:, size:].add_(ops.bmm(z, ds))
+            else:
+                z_dz[:, size:].baddbmm_(z, ds)
     return ops.bmm(dz, s).baddbmm_(z, ds)
