@@ -49,7 +49,7 @@ def message_bytes(operations: Iterable[Operation]) -> list[int]:
     return [operation.bytes // 2 for operation in operations if operation.name == "allreduce_"]
 
 
-def synchronized_work(norms: list[Norm], kernels: str) -> list[tuple[Operation, ...]]:
+def count_synchronized(norms: list[Norm], kernels: str) -> list[tuple[Operation, ...]]:
     """Return the operations of each norm with statistics synchronized over ranks."""
     work: dict[Hashable, tuple[Operation, ...]] = {}
     with _process_group():
@@ -64,7 +64,7 @@ def resnet_row(name: str, card: Card, kernels: str, synchronise: bool) -> dict[s
     """Predict a ResNet-50 step with a norm: its time on one GPU, the bytes sent, and the time added on several."""
     norms = resnet.build_norms(name) if synchronise else []
     local = [operation for norm in norms for operation in resnet.norm_operations(norm, kernels)]
-    synchronized = [operation for operations in synchronized_work(norms, kernels) for operation in operations]
+    synchronized = [operation for operations in count_synchronized(norms, kernels) for operation in operations]
     sent = message_bytes(synchronized)
     others = [operation for operation in synchronized if operation.name != "allreduce_"]
     extra = predict_seconds(others, card) - predict_seconds(local, card)

@@ -1,4 +1,4 @@
-"""From measured results to the text and tables of docs/benchmarks.md: nothing is typed in by hand."""
+"""Generate the text and tables of docs/benchmarks.md from measured results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from benchmarks import sweep
 from whitenorm_lab import published
 
-# Of the rivals that are ahead: what the profiles show.
+# Why some alternatives are faster, as profiles show.
 REASON = (
     "They are small, of few samples or small matrices: a layer's own backward is some hundred calls from Python, about "
     "a millisecond, where autograd walks the graph that a rival has kept, at two to ten times the memory; and of many "
@@ -22,7 +22,7 @@ REASON = (
 
 
 class Bar(NamedTuple):
-    """Something the layers are to reach, what was measured, and whether it is enough."""
+    """A goal for the layers, the measured value, and whether it is reached."""
 
     what: str
     wanted: str
@@ -31,7 +31,7 @@ class Bar(NamedTuple):
 
 
 def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dict[str, Any]]]:
-    """Shape, method and row of all measured layers, or of some."""
+    """Return shape, method and row of all measured layers, or of those with the given names."""
     return [
         (entry["shape"], name, row)
         for entry in results["layers"]
@@ -41,64 +41,69 @@ def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dic
 
 
 def geometric_mean(values: list[float]) -> float:
-    """
-    >>> geometric_mean([1.0, 4.0])
-    2.0
+    """Return the geometric mean of positive values.
+
+    Example::
+
+        >>> geometric_mean([1.0, 4.0])
+        2.0
     """
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 def bars(results: dict[str, Any]) -> list[Bar]:
-    """The bars that these results can judge."""
-    found = []
+    """Return the goals that these results can judge."""
+    judged = []
     faster = [1 / row["to_paper"] for _, _, row in rows(results)]
     mean, worst = geometric_mean(faster), min(faster)
     reached = mean >= 2.7 and worst >= 1
     what = "faster than the papers' formulation: mean, worst"
-    found.append(Bar(what, "≥ 2.7×, ≥ 1×", f"{mean:.2f}×, {worst:.2f}×", reached))
+    judged.append(Bar(what, "≥ 2.7×, ≥ 1×", f"{mean:.2f}×, {worst:.2f}×", reached))
     native = [1 / row["to_native"] for _, _, row in rows(results) if row["to_native"] is not None]
-    found.append(Bar("faster than native operations: worst", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
+    judged.append(Bar("faster than native operations: worst", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
     for names, limit in ((("IterNorm", "DBN"), 1.25), (("GW",), 1.5)):
         floors = [row["to_floor"] for shape, _, row in rows(results, *names) if math.prod(shape[2:]) >= 784]
         if floors:
-            found.append(_most(f"{' and '.join(names)}, 784 positions and more, against the floor", limit, floors))
+            judged.append(
+                _judge_most(f"{' and '.join(names)}, 784 positions and more, against the floor", limit, floors)
+            )
     small = [row["to_floor"] for shape, _, row in rows(results) if math.prod(shape[2:]) < 784]
-    found.append(_most("smaller shapes, against the floor", 2.0, small))
+    judged.append(_judge_most("smaller shapes, against the floor", 2.0, small))
     papers = ([64, 64, 32, 32], [64, 128, 32, 32])
     convolution = [row["to_convolution"] for shape, _, row in rows(results, "IterNorm") if shape in papers]
     if convolution:
-        found.append(_most("IterNorm against a 3×3 convolution, d = 64 and 128", 0.35, convolution))
+        judged.append(_judge_most("IterNorm against a 3×3 convolution, d = 64 and 128", 0.35, convolution))
     for name, least in (("DBN", 2.0), ("SW", 3.0)):
         slowest = min(1 / row["to_paper"] for _, _, row in rows(results, name))
         what = f"{name}, faster than its paper's formulation"
-        found.append(Bar(what, f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
+        judged.append(Bar(what, f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
     last = [row["channels_last_to_contiguous"] for _, _, row in rows(results) if "channels_last_to_contiguous" in row]
     if last:
-        found.append(_most("channels-last against contiguous", 1.1, last))
+        judged.append(_judge_most("channels-last against contiguous", 1.1, last))
     product = [row["inference_to_product"] for _, _, row in rows(results) if "inference_to_product" in row]
-    found.append(_most("inference against a grouped 1×1 product", 2.0, product))
+    judged.append(_judge_most("inference against a grouped 1×1 product", 2.0, product))
     folded = [row for _, _, row in rows(results) if "folded_to_convolution" in row]
     if folded:
         flops = max(row["folded_extra_flops"] for row in folded)
         times = geometric_mean([row["folded_to_convolution"] for row in folded])
         what = "folded into a convolution: FLOPs added, time against the convolution's"
-        found.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
+        judged.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
     for entry in results.get("models", []):
         for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
             if name in entry["models"]:
                 percent = entry["models"][name]["step_percent"]
                 what = f"{entry['name']} step at {entry['resolution']}², {name}"
-                found.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
-    return found
+                judged.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
+    return judged
 
 
-def _most(what: str, limit: float, values: list[float]) -> Bar:
+def _judge_most(what: str, limit: float, values: list[float]) -> Bar:
     measured = " … ".join(f"{value:.2f}×" for value in sorted({min(values), max(values)}))
     return Bar(what, f"≤ {limit}×", measured, max(values) <= limit)
 
 
 def reading(results: dict[str, Any]) -> str:
-    """What the tables say in three sentences: the price, the gain over the papers' way, and what was not reached."""
+    """Summarize the tables in three sentences: cost, gain over the papers' formulation, and goals that were missed."""
     layers = [row["to_batchnorm"] for _, _, row in rows(results)]
     nets = [row["step_percent"] for entry in results.get("models", []) for row in entry["models"].values()]
     in_nets = (
@@ -120,7 +125,7 @@ def _where_ahead(results: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables, as text."""
+    """Return all tables as Markdown."""
     machine = results["machine"]
     lines = [
         f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
@@ -139,7 +144,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines.append(
             f"| {'×'.join(map(str, shape))} | {name} | {row['ms']:.2f} | {row['to_batchnorm']:.2f} | "
             f"{row['to_paper']:.2f} | {_or_dash(row['to_native'])} | {row['to_floor']:.2f} | "
-            f"{_convolution(shape, name, row)} | "
+            f"{_format_convolution(shape, name, row)} | "
             f"{row['inference_to_batchnorm']:.2f} | {_or_dash(last)} | "
             f"{row['saved']:.2f} ({row['saved_paper']:.2f}, {row['saved_batchnorm']:.2f}) | "
             f"{row['peak']:.2f} ({row['peak_paper']:.2f}, {row['peak_batchnorm']:.2f}) |"
@@ -159,7 +164,7 @@ def _or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
+def _format_convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
     if "to_convolution" not in row:
         return "–"
     printed = published.TO_CONVOLUTION.get((name, shape[1])) if shape[0] == 64 and shape[2:] == [32, 32] else None
@@ -167,7 +172,7 @@ def _convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
 
 
 def model_table(entry: dict[str, Any]) -> list[str]:
-    """A network's training step and inference beyond BatchNorm's, beside the papers' own."""
+    """Return the time that a network's step and inference add to BatchNorm's, with the papers' figures."""
     lines = [
         f"{entry['name']} at {entry['resolution']}², batch {entry['batch']}, commit "
         f"`{entry['machine']['commit'][:10]}`: what is added to BatchNorm's time (at {entry['gflops']:.3f} GFLOPs). In "
@@ -178,9 +183,11 @@ def model_table(entry: dict[str, Any]) -> list[str]:
     ]
     for name, row in entry["models"].items():
         printed = [table.get(name) for table in (published.STEP_PERCENT, published.STEP_PERCENT_713)]
-        step = _beside(row["step_percent"], "; ".join(f"{value:+.1f} %" for value in printed if value is not None))
+        step = _format_percent(
+            row["step_percent"], "; ".join(f"{value:+.1f} %" for value in printed if value is not None)
+        )
         inference = published.INFERENCE_PERCENT.get(name)
-        inferred = _beside(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
+        inferred = _format_percent(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
         flops = published.GFLOPS.get(name)
         lines.append(
             f"| {name} | {row['solver']} | {step} | {inferred} | "
@@ -189,12 +196,12 @@ def model_table(entry: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _beside(percent: float, printed: str) -> str:
+def _format_percent(percent: float, printed: str) -> str:
     return f"{percent:+.1f} %" + (f" ({printed})" if printed else "")
 
 
 def solver_table(results: dict[str, Any]) -> str:
-    """The solvers alone."""
+    """Return the table of the solvers."""
     lines = ["| K | matrices | solver | ms | error |", "| ---: | ---: | --- | ---: | ---: |"]
     for entry in results["solvers"]:
         for name, row in entry["solvers"].items():
@@ -203,7 +210,7 @@ def solver_table(results: dict[str, Any]) -> str:
 
 
 def token_table(entry: dict[str, Any]) -> list[str]:
-    """A transformer's training step and inference, as multiples of LayerNorm's."""
+    """Return a transformer's training step and inference as multiples of LayerNorm's."""
     size = "×".join(map(str, entry["input"]))
     lines = [
         f"{entry['name']}, input {size}: times LayerNorm's.",
@@ -217,7 +224,7 @@ def token_table(entry: dict[str, Any]) -> list[str]:
 
 
 def behind(results: dict[str, Any]) -> list[str]:
-    """Where a rival is ahead, and why."""
+    """Return where an alternative is faster, and why."""
     suite = [
         f"{name} {'×'.join(map(str, shape))} ({which}, {row[key]:.2f})"
         for shape, name, row in rows(results)
@@ -236,10 +243,10 @@ def behind(results: dict[str, Any]) -> list[str]:
 
 
 def sweep_table(results: dict[str, Any]) -> str:
-    """The shapes between those of the suite on which a rival is ahead."""
+    """Return the table of the sweep's shapes on which an alternative is faster."""
     lines = ["| method | K | shape | ms | the rival's | which |", "| --- | ---: | --- | ---: | ---: | --- |"]
     for row in sweep.behind(results["sweep"]):
-        own, other = row["ms"][row["method"]], row["ms"][row["fastest"]]
+        ours, other = row["ms"][row["method"]], row["ms"][row["fastest"]]
         shape = "×".join(map(str, row["shape"]))
-        lines.append(f"| {row['method']} | {row['features']} | {shape} | {own:.2f} | {other:.2f} | {row['fastest']} |")
+        lines.append(f"| {row['method']} | {row['features']} | {shape} | {ours:.2f} | {other:.2f} | {row['fastest']} |")
     return "\n".join(lines)

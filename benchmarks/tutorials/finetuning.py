@@ -1,4 +1,4 @@
-"""A trained network, whitened and fine-tuned: accuracies by epoch."""
+"""Table and picture of the fine-tuning tutorial: accuracies by epoch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from benchmarks.tutorials.page import Tutorial
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Accuracies after 0, 1 and all epochs, with what was run."""
+    """Return the table of accuracies after 0, 1 and all epochs, with the settings of the run."""
     size, images, epochs = sizes
     rows = [
-        f"| {name} | " + " | ".join(_percent(curve, epoch) for epoch in (0, 1, epochs)) + " |"
+        f"| {name} | " + " | ".join(_format_percent(curve, epoch) for epoch in (0, 1, epochs)) + " |"
         for name, curve in results["history"].items()
     ]
     return "\n".join(
@@ -33,13 +33,13 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
     )
 
 
-def _percent(curve: list[float], epoch: int) -> str:
-    """A network that was not trained has its first accuracy alone."""
+def _format_percent(curve: list[float], epoch: int) -> str:
+    """Format an accuracy; a network that was not trained has only its first."""
     return f"{100 * curve[epoch]:.1f}" if epoch < len(curve) else "–"
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Accuracy by epoch, a line a network."""
+    """Draw accuracy by epoch, one line per network."""
     figure, axes = plt.subplots(figsize=(6, 3.6), dpi=110, layout="constrained")
     for name, curve in results["history"].items():
         axes.plot(range(len(curve)), [100 * value for value in curve], label=name, marker=".")

@@ -129,8 +129,8 @@ def test_a_check_that_does_not_pass(gpu_record, monkeypatch, capsys, code, words
 
 def test_a_check_that_passes(gpu_record, monkeypatch, capsys):
     replace_child_code(monkeypatch, AGREES)
-    monkeypatch.setattr(command.timing, "measure_bandwidth", lambda device: 1.73e11)
-    monkeypatch.setattr(command.timing, "measure_step", lambda *_: 1e-3)
+    monkeypatch.setattr(command, "measure_bandwidth", lambda device: 1.73e11)
+    monkeypatch.setattr(command, "measure_step", lambda *_: 1e-3)
     assert cli.main(["gpu"]) == 0
     printed = capsys.readouterr().out
     assert "float32, contiguous: 1 agree, at most 1.0e-06 off (allowed 2e-04)" in printed

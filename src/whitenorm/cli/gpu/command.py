@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import statistics
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from whitenorm._version import __version__
-from whitenorm.cli.gpu import timing
 from whitenorm.cli.gpu.cases import CASES
 from whitenorm.cli.gpu.check import check
+from whitenorm.cli.gpu.use_kernels import use_kernels
 from whitenorm.ops import verified_gpus
 
 _LIMIT = 900.0
+_WARM_UP, _ROUNDS, _STEPS = 10, 20, 10
+_COPY_BYTES = 2**28
 
 
 def main(args: list[str]) -> int:
@@ -79,14 +84,50 @@ def _verify(device: torch.device, limit: float) -> bool:
 
 def _print_times(device: torch.device) -> None:
     """Measure training steps and print them as a table."""
-    bandwidth = timing.measure_bandwidth(device)
+    bandwidth = measure_bandwidth(device)
     print(f"\nA copy moves {bandwidth / 1e9:,.0f} GB/s. Training steps in ms:\n")
     print(_format_line("layer", "the norm it replaces", "torch's kernels", "Triton's kernels"))
     for name, case in CASES.items():
         steps = [(case.build_norm, "torch"), (case.build_layer, "torch"), (case.build_layer, "triton")]
-        times = [timing.measure_step(build(), case.shape, kernels, device) for build, kernels in steps]
+        times = [measure_step(build(), case.shape, kernels, device) for build, kernels in steps]
         print(_format_line(name, *[f"{seconds * 1e3:.2f}" for seconds in times]), flush=True)
 
 
 def _format_line(*cells: str) -> str:
     return f"  {cells[0]:<16}" + "".join(f"{cell:>22}" for cell in cells[1:])
+
+
+def measure_step(layer: nn.Module, shape: tuple[int, ...], kernels: str, device: torch.device) -> float:
+    """Return the median seconds of a float32 forward and backward of a layer."""
+    layer = layer.to(device).train()
+    x = torch.randn(shape, device=device, requires_grad=True)
+    grad = torch.randn(shape, device=device)
+    leaves = [x, *layer.parameters()]
+    with use_kernels(kernels):
+        return _measure_median(lambda: torch.autograd.grad(layer(x), leaves, grad), device)
+
+
+def measure_bandwidth(device: torch.device) -> float:
+    """Return the bytes per second that a large copy reads and writes."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / _measure_median(lambda: target.copy_(source), device)
+
+
+def _measure_median(run: Callable[[], object], device: torch.device) -> float:
+    """Return the median seconds of a run, of several in a row, because the host runs ahead as in training."""
+    with torch.cuda.device(device):
+        for _ in range(_WARM_UP):
+            run()
+        return statistics.median(_time_round(run) for _ in range(_ROUNDS))
+
+
+def _time_round(run: Callable[[], object]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(_STEPS):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / _STEPS
