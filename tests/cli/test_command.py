@@ -52,7 +52,7 @@ def test_expected_errors_are_one_line(capsys):
     )
 
 
-def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, capsys):
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
     monkeypatch.delitem(sys.modules, "whitenorm.cli.inspect", raising=False)
     assert main(["inspect", "resnet18"]) == 1

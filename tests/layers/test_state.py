@@ -69,7 +69,7 @@ def test_copies_after_use(name, through):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_repr_rebuilds_what_matters(name):
+def test_repr_shows_the_options(name):
     text = repr(make(name))
     assert "12" in text
     assert "solver=Newton(steps=5)" in text
@@ -174,7 +174,7 @@ def test_backward_twice_with_retain_graph(name, training):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_only_what_asks_for_gradients_gets_them(name):
+def test_only_tensors_that_require_gradients_get_them(name):
     layer, x = make(name), make_input(name)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)

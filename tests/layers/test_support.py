@@ -19,7 +19,7 @@ def test_the_table_has_all_layers_and_tools(table):
 @pytest.mark.parametrize(
     "tool", [pytest.param(tool, marks=ranks.needs_fsdp) if tool == "FSDP2" else tool for tool in support.TOOLS]
 )
-def test_the_page_says_what_each_tool_does(tool, table):
+def test_the_page_matches_the_tools(tool, table):
     if tool == "`torch.export`" and not hasattr(torch.compiler, "is_exporting"):
         pytest.skip("this version of torch cannot export an autograd function of any batch size in training mode")
     if tool == "ONNX":

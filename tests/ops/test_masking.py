@@ -161,7 +161,7 @@ class Padded(torch.nn.Module):
         return self.norm(x, mask=mask)
 
 
-def test_recalibration_counts_what_counts():
+def test_recalibration_counts_valid_positions():
     model, other = Padded(), torch.nn.Sequential(whitenorm.IterNorm(12))
     x, mask = make_padded(dtype=torch.float32)
     whitenorm.recalibrate_(model, [{"x": x, "mask": mask}], progress=False)
@@ -177,7 +177,7 @@ def test_compiled():
     assert torch.allclose(compile_layer(x, mask=mask), expected, atol=1e-5)
 
 
-def test_tokens_do_not_see_padding():
+def test_padding_does_not_change_tokens():
     layer = whitenorm.LayerWhitening(12)
     x, mask = make_padded((4, 12, 9), dtype=torch.float32)
     x, clean = x.mT.contiguous().requires_grad_(), torch.nan_to_num(x.mT)

@@ -42,7 +42,7 @@ LAYERS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_training_keeps_a_few_matrices_beside_the_input(name, memory_format, dtype, device):
+def test_training_saves_few_matrices_besides_the_input(name, memory_format, dtype, device):
     x = torch.randn(16, 64, 16, 16, device=device).to(dtype=dtype, memory_format=memory_format)
     # For each sample, SW keeps the covariance and the matrix; ZCA also keeps the eigenvectors.
     limit = 0.45 if name == "SW zca" else 0.3
@@ -51,12 +51,12 @@ def test_training_keeps_a_few_matrices_beside_the_input(name, memory_format, dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-sigma", "bw-plain"])
-def test_inference_keeps_nothing_but_matrices(name, dtype):
+def test_inference_saves_only_matrices(name, dtype):
     x = torch.randn(16, 12, 16, 16).to(dtype).requires_grad_()
     assert count_saved_bytes(channel_layers(12)[name].eval(), x) < 0.3 * x.nbytes
 
 
-def test_no_grad_keeps_nothing():
+def test_no_grad_saves_nothing():
     x = torch.randn(4, 12, 5, 5)
     for layer in channel_layers(12).values():
         with torch.no_grad():

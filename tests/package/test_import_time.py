@@ -21,11 +21,11 @@ def measure():
     return json.loads(result.stdout)
 
 
-def test_it_imports_nothing_but_torch():
+def test_the_import_adds_only_torch():
     # Parts of torch that torch itself does not import may import what is slow, as its counter of FLOPs does Triton.
     assert measure()["others"] == []
 
 
-def test_it_takes_a_fraction_of_torchs_time():
+def test_the_import_takes_a_fraction_of_torchs_time():
     """Processor time, so that other work on the machine counts little; 0.15 of torch's two seconds are 0.3 s."""
     assert min(run["whitenorm"] / run["torch"] for run in (measure() for _ in range(3))) < 0.15

@@ -141,7 +141,7 @@ def test_degenerate_inputs_stay_finite(name, kind, launches):
     assert all(tensor.isfinite().all() for tensor in tensors)
 
 
-def test_what_takes_the_torch_kernels(launches):
+def test_cases_that_use_the_torch_kernels(launches):
     """Masks, float64, second derivatives and transforms, with the same numbers as ever."""
     layer, x = whitenorm.IterNorm(6, 3), torch.randn(4, 6, 5)
     layer(x, mask=torch.ones(4, 5, dtype=torch.bool))

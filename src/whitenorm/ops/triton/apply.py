@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,9 +20,15 @@ from whitenorm.ops.triton.tiling import launch, map_options, map_tiling, problem
 
 
 def apply(
-    x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None, out: Tensor
+    x: Tensor,
+    whitening: Tensor,
+    mean: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
-    """Compute γ·W(x - mean) + β into ``out``; None means a mean or β of zero, or a γ of one."""
+    """Compute γ·W(x - mean) + β; None means a mean or β of zero, or a γ of one."""
+    out = torch.empty_like(x) if out is None else out
     pooled = whitening.shape[0] == 1 and (mean is None or mean.shape[0] == 1)
     tiles = map_tiling((x, out), pooled, channels=weight is not None or bias is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,12 +28,13 @@ def input_gradient(
     weight: Tensor | None,
     sample: AffineGrad | None,
     batch: AffineGrad | None,
-    out: Tensor,
+    out: Tensor | None,
 ) -> Tensor:
-    """Compute Wᵀ(γ·grad) plus the gradients through the statistics of each sample and of the batch into ``out``.
+    """Compute Wᵀ(γ·grad) plus the gradients through the statistics of each sample and of the batch.
 
     The sample's mean is subtracted from x if there are statistics of samples, otherwise the batch's.
     """
+    out = torch.empty_like(x) if out is None else out
     pooled = whitening.shape[0] == 1 and sample is None
     tiles = map_tiling((x, grad, out), pooled, channels=weight is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
