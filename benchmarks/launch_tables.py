@@ -72,7 +72,7 @@ def rank_times(results: dict[str, Any]) -> str:
 
 
 def cards(_: dict[str, Any]) -> str:
-    """What is assumed of the cards."""
+    """Assumed rates of the cards."""
     lines = _format_head("card", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "from")
     for card in CARDS.values():
         rates = (f"{card.bandwidth / 1e9:,.0f}", f"{card.fp32 / 1e12:.1f}", f"{card.tf32 / 1e12:.1f}")

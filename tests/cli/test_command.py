@@ -82,7 +82,7 @@ def test_a_closed_pipe_ends_the_command_quietly(args, monkeypatch, capfd):
 
 
 def test_a_reader_that_stops_early_sees_no_error():
-    """In a process of its own, because Python flushes standard output again when it exits."""
+    """In a separate process, because Python flushes standard output again when it exits."""
     code = """
 import sys
 from whitenorm.cli import bench, main

@@ -1,4 +1,4 @@
-"""What the tests run over: devices, dtypes and their tolerances, layers, layouts."""
+"""Devices, dtypes with their tolerances, layers and layouts that the tests run over."""
 
 import copy
 
@@ -22,7 +22,7 @@ MIX = ("bw", "iw", "bn", "in", "ln")
 
 
 def batch_layers(channels, solver="newton", **options):
-    """Layers with population statistics."""
+    """Return layers with population statistics by name."""
     return {
         "bw": whitenorm.BatchWhitening(channels, solver=solver, **options),
         "bw-grouped": whitenorm.BatchWhitening(channels, channels // 3, solver, **options),
@@ -63,7 +63,7 @@ def token_layers(features, solver="newton", **options):
 
 
 def channel_layers(channels, solver="newton", **options):
-    """Every layer on (N, C, ...)."""
+    """Return every layer for (N, C, ...) by name."""
     return {
         **batch_layers(channels, solver, **options),
         **switchable_layers(channels, solver, **options),
@@ -77,7 +77,7 @@ TOKEN_LAYERS = list(token_layers(12))
 
 
 def randomise(layer, seed=0):
-    """Parameters and running statistics away from their start, the running matrix positive definite."""
+    """Set random parameters and running statistics, with a positive definite running matrix."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(tensor):

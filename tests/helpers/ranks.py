@@ -1,4 +1,4 @@
-"""What the processes of the distributed tests run: each compares itself with one process on the joined batch."""
+"""Checks that the processes of the distributed tests run, against a single process on the joined batch."""
 
 import copy
 import datetime
@@ -37,7 +37,7 @@ needs_fsdp = pytest.mark.skipif(
 
 @contextmanager
 def gloo(path, rank=0, world=1):
-    """A process group."""
+    """Initialize a process group."""
     # A collective that some rank leaves out shall fail, not hang.
     timeout = datetime.timedelta(seconds=90)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
@@ -51,7 +51,7 @@ def gloo(path, rank=0, world=1):
 
 
 def start(rank, world, path, function):
-    """A process of a group."""
+    """Run a function in a process of a group."""
     torch.set_num_threads(1)
     with gloo(path, rank, world):
         function(rank, world)
@@ -70,7 +70,7 @@ def all_reduce_sum(tensor):
 
 
 def equal_to_the_joined_batch(rank, world):
-    """Forward, gradients and buffers, for batches of uneven sizes."""
+    """Compare forward, gradients and buffers for batches of uneven sizes."""
     for name, make in LAYERS.items():
         for sizes in SIZES[world]:
             for shape in [(6, 4, 5)] + ([(6,)] if name in ("iternorm", "dbn", "sw-batch") else []):
@@ -111,7 +111,7 @@ def padding_of_all_ranks_counts_for_nothing(rank, world):
 
 
 def empty_on_all_ranks(rank, world):
-    """Leaves gradients at zero and statistics as they were; what comes after is as if it had not been."""
+    """Leave gradients at zero and statistics unchanged; later steps are not affected."""
     for name, make in LAYERS.items():
         torch.manual_seed(0)
         layer = whitenorm.synchronize_(randomise(make()))
@@ -155,7 +155,7 @@ def one_collective_each_way(rank, world):
 
 
 def offset_survives(rank, world):
-    """A mean of a thousand standard deviations, in float32."""
+    """Compare with a mean of a thousand standard deviations, in float32."""
     torch.manual_seed(0)
     x = torch.randn(world * 64, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64)
     layer = whitenorm.synchronize_(whitenorm.BatchWhitening(4, population="covariance", momentum=1.0))
@@ -172,7 +172,7 @@ def network():
 
 
 def inside(wrap, what, rank, world):
-    """Gradients and buffers of a network whose parameters are kept by a wrapper such as DDP."""
+    """Compare gradients and buffers of a network inside a wrapper such as DDP."""
     torch.manual_seed(1)
     x, labels = torch.randn(3 * world, 3, 8, 8, dtype=torch.float64), torch.randint(4, (3 * world,))
     mine = slice(3 * rank, 3 * rank + 3)
@@ -203,7 +203,7 @@ def shard(model, world):
 
 
 def broadcast_buffers(rank, world):
-    """Into a running covariance in eval mode, and by DDP before a forward: the matrix is that of the new one."""
+    """Broadcast into a running covariance in eval mode, and by DDP before a forward: the matrix is recomputed."""
     layer = whitenorm.BatchWhitening(4, solver="zca", population="covariance", affine=False)
     layer(torch.randn(16, 4, generator=torch.Generator().manual_seed(rank)))
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
@@ -228,7 +228,7 @@ def broadcast_buffers(rank, world):
 
 
 def subgroup_and_recalibration(rank, world):
-    """Only the ranks of the group count; recalibration joins their data."""
+    """Check that only the ranks of the group count, and that recalibration joins their data."""
     group = dist.new_group([0, 1])
     if rank > 1:
         return
@@ -246,13 +246,13 @@ def subgroup_and_recalibration(rank, world):
 
 
 class Unsynchronised(nn.SyncBatchNorm):
-    """Its own forward runs on GPUs only, but what is recalibrated are its inputs."""
+    """SyncBatchNorm whose forward runs on CPUs, too; recalibration needs only its inputs."""
 
     forward = nn.BatchNorm2d.forward
 
 
 def recalibration_in_step(rank, world):
-    """Ranks with more or fewer batches than others, without any, or with an error: an error on all, and no change."""
+    """Check that uneven batches or an error on one rank raise on all ranks and change nothing."""
     model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.BatchWhitening(4)))
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(8, 4)
@@ -295,7 +295,7 @@ def recalibration_in_step(rank, world):
 
 
 class Failing(nn.Module):
-    """Raise an error in the given call, count_all_reduce from 1."""
+    """Raise an error in the given call, counted from 1."""
 
     def __init__(self, call, error):
         super().__init__()
@@ -316,7 +316,7 @@ def failing_hook(layer):
 
 
 def recalibration_with_an_error_in_the_model(rank, world):
-    """Wherever it is raised on one rank, all raise at once, and nothing is changed; the group can still be used."""
+    """Check that an error on one rank raises on all and changes nothing; the group can still be used."""
     x = torch.randn(8, 4)
 
     def model(place=None, call=2, error=None):
@@ -358,7 +358,7 @@ def recalibration_with_an_error_in_the_model(rank, world):
 
 
 def recalibration_with_an_error_and_several_groups(rank, world):
-    """A rank that is told of the error in one group tells its others."""
+    """Check that a rank forwards an error from one of its groups to the others."""
     pair = dist.new_group([0, 1])
     model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.IterNorm(4)))
     model[0].process_group = pair if rank < 2 else None

@@ -55,14 +55,14 @@ def whitening_matrix(cov, solver):
 
 
 def mean_and_cov(columns):
-    """Of a d×m matrix: mean, and (1/m)·XcXcᵀ."""
+    """Return the mean of a d×m matrix, and (1/m)·XcXcᵀ."""
     mean = columns.mean(1)
     centred = columns - mean[:, None]
     return mean, centred @ centred.T / columns.shape[1]
 
 
 def unroll(x):
-    """(N, C, ...) as the d×m matrix of DBN, section 3.3: every position is a sample."""
+    """Return (N, C, ...) as the d×m matrix of DBN, section 3.3: every position is a sample."""
     return torch.cat([sample.reshape(x.shape[1], -1) for sample in x], dim=1)
 
 
@@ -92,7 +92,7 @@ def batch_whitening(x, layer):
 
 
 def apply_population(x, layer):
-    """Inference of a batch method: the population's mean and matrix, group by group."""
+    """Apply the population's mean and matrix of a batch method, group by group."""
     columns, k = unroll(x), layer.group_size
     outputs = []
     for g, start in enumerate(range(0, x.shape[1], k)):
@@ -119,7 +119,7 @@ def instance_whitening(x, layer):
 
 
 def whiten_groups(sample, num_groups, layer):
-    """GW, algorithm 1, of one sample."""
+    """Whiten the groups of one sample by GW, algorithm 1."""
     groups = sample.reshape(num_groups, -1)
     mean, cov = mean_and_cov(groups)
     matrix = whitening_matrix(cov + layer.eps * torch.eye(num_groups, dtype=sample.dtype), layer.solver)
@@ -195,7 +195,7 @@ def w_mse(views, orders, size, eps, normalize):
 
 
 def forward(layer, x):
-    """What the layer should return for x, in its present mode."""
+    """Return the expected output of a layer in its present mode."""
     name = type(layer).__name__
     if name == "SwitchableWhitening":
         return switchable_whitening(x, layer, layer.training or not layer.track_running_stats)

@@ -103,7 +103,7 @@ def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch)
 @pytest.mark.parametrize("solver", [*map(Newton, (0, 1, 5)), "zca", "cholesky"], ids=str)
 @pytest.mark.parametrize("num_groups", [3, 4, 6, 12])
 def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
-    """Where there are more groups than channels in each, the dual is solved; the reference knows of none."""
+    """With more groups than channels per group, the layer solves the dual; the reference does not."""
     monkeypatch.setattr(passes, "BLOCK_BYTES", 500)
     monkeypatch.setattr(passes, "BUFFER_BYTES", 1)
     layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=torch.float64))

@@ -126,7 +126,7 @@ def test_zero_eps_and_a_dead_channel():
 
 @pytest.mark.parametrize("solver", ALL_SOLVERS, ids=str)
 def test_zero_eps_and_a_rank_deficient_batch(solver):
-    """What lies below the precision of the largest eigenvalue is not blown up: W stays below 1/√(precision·λ)."""
+    """Directions below the precision of the largest eigenvalue are not amplified: W stays below 1/√(precision·λ)."""
     torch.manual_seed(0)
     x = torch.randn(500, 8) @ torch.randn(8, 32)
     layer = whitenorm.BatchWhitening(32, solver=solver, eps=0.0)
@@ -171,7 +171,7 @@ def test_half_layers(name):
 @pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 def test_nan_shows(solver, population):
-    """In the output, the gradient and the running statistics, as with BatchNorm; nothing raises."""
+    """NaN appears in the output, the gradient and the running statistics, as with BatchNorm; nothing raises."""
     layer = whitenorm.BatchWhitening(4, 2, solver, population=population)
     x = torch.randn(8, 4)
     x[3, 1] = torch.nan
@@ -264,7 +264,7 @@ def test_only_a_far_mean_is_taken_off_before(offset, monkeypatch):
 
 @pytest.mark.parametrize("solver", ["newton", "zca"])
 def test_samples_far_from_the_population(solver):
-    """What comes to x through a sample's own covariance is a map around its own mean, wherever the mixed one lies."""
+    """The gradient through a sample's covariance is a map around the sample's mean, however far the mixed mean is."""
     torch.manual_seed(0)
     layer = whitenorm.SwitchableWhitening(12, 6, solver=solver).eval()
     x = torch.randn(4, 12, 5, 5) + 1000
@@ -274,7 +274,7 @@ def test_samples_far_from_the_population(solver):
 
 
 def test_a_far_mean_of_vectors_in_groups():
-    """Where the smaller side is solved, which has no mean of its own."""
+    """The dual is solved here, which has no mean."""
     torch.manual_seed(0)
     layer = whitenorm.GroupWhitening(16, 64)
     x = torch.randn(32, 64) + 1000

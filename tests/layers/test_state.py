@@ -141,7 +141,7 @@ def test_dtype_argument(name, dtype):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_functional_call(name, training):
-    """With other parameters and buffers, leaving the layer's own alone; also under torch.func.grad."""
+    """It uses the given parameters and buffers and leaves the layer's unchanged; also under torch.func.grad."""
     layer, other = make(name).train(training), make(name).train(training)
     for tensor in [*other.parameters(), *other.buffers()]:
         if tensor.is_floating_point():
@@ -207,7 +207,7 @@ def test_memory_format_is_kept(name, memory_format):
     ids=str,
 )
 def test_output_may_be_changed_in_place(name, training, memory_format, shape):
-    """As by ReLU(inplace=True), which follows most norms."""
+    """As with ReLU(inplace=True), which follows most norms."""
     layer, x = make(name).train(training), torch.randn(shape)
     if len(shape) == 4:
         x = x.to(memory_format=memory_format)

@@ -1,4 +1,4 @@
-"""What mypy says: of the package, and of a user's file, in which what is right passes and what is wrong is found."""
+"""mypy accepts the package and correct user code, and reports wrong user code."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def check_code(tmp_path, code):
 
 
 def test_the_package_is_typed():
-    """Among the first of all tests (``conftest.py``): what it reads of torch the others here find in mypy's cache."""
+    """Runs among the first of all tests (``conftest.py``), so that the others here find torch in mypy's cache."""
     result = subprocess.run(MYPY, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
