@@ -1,11 +1,11 @@
-"""The README's table of costs: training steps, measured on a CPU and predicted for a GPU."""
+"""The README's table of costs: training steps measured on a CPU and predicted for a GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 CARD = "A100 80GB"
-# Rows of ResNet-50: what the table calls them, what the measurements do, and what the predictions do, if at all.
+# Rows of ResNet-50: their names in the table, in the measurements, and in the predictions if these exist.
 _NETS = {
     "IterNorm, first norm": ("IterNorm L1", None),
     "IterNorm, all 53 norms": ("IterNorm full", "IterNorm"),
@@ -18,7 +18,7 @@ _LAYERS = ("IterNorm", "DBN", "SW", "GW")
 
 
 def table(full: dict[str, Any], launches: dict[str, Any]) -> str:
-    """Times as multiples of BatchNorm's: ResNet-50, and one layer."""
+    """Return the table of times as multiples of BatchNorm's, for ResNet-50 and for one layer."""
     (net,) = [entry for entry in full["models"] if entry["name"] == "ResNet-50"]
     (layer,) = [entry for entry in full["layers"] if entry["shape"] == _SHAPE]
     machine = full["machine"]
@@ -28,10 +28,12 @@ def table(full: dict[str, Any], launches: dict[str, Any]) -> str:
     ]
     for words, (measured, predicted) in _NETS.items():
         cpu = 1 + net["models"][measured]["step_percent"] / 100
-        lines.append(_line(f"ResNet-50, {words}", cpu, *_net(launches, predicted)))
+        lines.append(_format_line(f"ResNet-50, {words}", cpu, *_net_multiples(launches, predicted)))
     for name in _LAYERS:
         cpu = layer["methods"][name]["to_batchnorm"]
-        lines.append(_line(f"one {name} layer, {'×'.join(map(str, _SHAPE))}", cpu, *_layer(launches, name)))
+        lines.append(
+            _format_line(f"one {name} layer, {'×'.join(map(str, _SHAPE))}", cpu, *_layer_multiples(launches, name))
+        )
     spread = max(100 * row["iqr"] / row["ms"] for row in net["models"].values())
     lines += [
         "",
@@ -42,19 +44,19 @@ def table(full: dict[str, Any], launches: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _net(launches: dict[str, Any], name: str | None) -> list[float | None]:
-    """With torch's kernels, and Triton's; nothing where all norms are not replaced, as none was counted."""
+def _net_multiples(launches: dict[str, Any], name: str | None) -> list[float | None]:
+    """Return the predicted multiples with torch's and with the Triton kernels, None without a prediction."""
     times = {(row["norm"], row["kernels"]): row["predicted_ms"][CARD] for row in launches["resnet50"]}
     base = times["BatchNorm", "torch"]
     return [None if name is None else times[name, kernels] / base for kernels in ("torch", "triton")]
 
 
-def _layer(launches: dict[str, Any], name: str) -> list[float | None]:
-    """The same of a layer; nothing where its solver has no prediction."""
+def _layer_multiples(launches: dict[str, Any], name: str) -> list[float | None]:
+    """Return the predicted multiples of a layer, None without a prediction for its solver."""
     rows = launches["layers"][name]
     times = {kind: rows[kind].get("predicted_ms", {}).get(CARD) for kind in ("norm", "torch", "triton")}
     return [times[kind] and times[kind] / times["norm"] for kind in ("torch", "triton")]
 
 
-def _line(words: str, *times: float | None) -> str:
+def _format_line(words: str, *times: float | None) -> str:
     return f"| {words} | {' | '.join('–' if time is None else f'{time:.2f}×' for time in times)} |"

@@ -1,9 +1,8 @@
-"""The data path against what it feeds: batches of CIFAR's size from memory, and a training step of ResNet-20.
+"""Time the data path and the training step of ResNet-20 that it feeds.
 
-    python -m benchmarks.data_path
-
-times, by threads, the making of a batch (gather, normalise, crop, flip), a step on it, and a step through lightning's
-loop, which adds scores, schedule and hooks.
+``python -m benchmarks.data_path`` times, for several numbers of threads, the preparation of a batch of CIFAR's size
+(gather, normalize, crop, flip), a training step on it, and a step in Lightning's loop, which adds scores, a schedule
+and hooks.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LOOP_STEPS = 4
 
 
 def measure(threads: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a batch, of a step, and of a step in lightning's loop, on this many threads."""
+    """Measure the milliseconds of a batch, of a step, and of a step in Lightning's loop on a number of threads."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     images = torch.randint(256, (IMAGES, 3, 32, 32), dtype=torch.uint8)

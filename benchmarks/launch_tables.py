@@ -1,4 +1,4 @@
-"""The tables of benchmarks/launches.py."""
+"""Markdown tables of benchmarks/launches.py."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _KINDS = {"norm": "the replaced norm", "paper": "the paper's formulation", "torc
 
 def counts(results: dict[str, Any]) -> str:
     """Operations forward + backward of a training step (in brackets: Triton kernels), and bytes in passes over x."""
-    lines = _head("layer", "input", *_KINDS.values(), "GFLOPs")
+    lines = _format_head("layer", "input", *_KINDS.values(), "GFLOPs")
     for name, rows in results["layers"].items():
         shape = "×".join(map(str, CASES[name].shape))
-        cells = [_count(rows.get(kind)) for kind in _KINDS]
-        lines.append(_line((name, shape, *cells, f"{rows['torch']['gflops']:.2f}")))
+        cells = [_format_count(rows.get(kind)) for kind in _KINDS]
+        lines.append(_format_line((name, shape, *cells, f"{rows['torch']['gflops']:.2f}")))
     return "\n".join(lines)
 
 
-def _count(row: dict[str, Any] | None) -> str:
+def _format_count(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
     ours = f" ({row['triton']} Triton)" if row["triton"] else ""
@@ -32,23 +32,23 @@ def _count(row: dict[str, Any] | None) -> str:
 
 def layer_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds of a training step of one layer."""
-    lines = _head("predicted ms", "GPU", *_KINDS.values())
+    lines = _format_head("predicted ms", "GPU", *_KINDS.values())
     for name, rows in results["layers"].items():
         if "predicted_ms" in rows["torch"]:
             for card in CARDS:
                 times = [f"{rows[kind]['predicted_ms'][card]:.2f}" if kind in rows else "–" for kind in _KINDS]
-                lines.append(_line((name, card, *times)))
+                lines.append(_format_line((name, card, *times)))
     return "\n".join(lines)
 
 
 def resnet_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds of a training step of ResNet-50, and the increase over BatchNorm."""
     base = results["resnet50"][0]["predicted_ms"]
-    lines = _head("predicted ms", "kernels", "launches", *CARDS)
+    lines = _format_head("predicted ms", "kernels", "launches", *CARDS)
     for row in results["resnet50"]:
         times = row["predicted_ms"]
         cells = [f"{times[card]:.1f} ({100 * (times[card] / base[card] - 1):+.0f} %)" for card in CARDS]
-        lines.append(_line((row["norm"], row["kernels"], f"{row['launches']:,}", *cells)))
+        lines.append(_format_line((row["norm"], row["kernels"], f"{row['launches']:,}", *cells)))
     return "\n".join(lines)
 
 
@@ -56,23 +56,23 @@ def rank_times(results: dict[str, Any]) -> str:
     """Predicted milliseconds that synchronized statistics add to a step, and the all-reduce of the gradient."""
     gradient = results["ranks"]["gradient"]
     added = [f"added on {number:,} GPUs" for number in RANKS]
-    lines = _head("predicted", "collectives", "MB per step", "other operations", *added)
+    lines = _format_head("predicted", "collectives", "MB per step", "other operations", *added)
     for name, row in results["ranks"]["rows"].items():
         others = f"{row['operations']:,}, {row['operations_ms']:.1f} ms"
-        times = [f"{row['added_ms'][str(number)]:.1f} ms" for number in RANKS]
+        times = [f"{row['added_ms'][str(ranks)]:.1f} ms" for ranks in RANKS]
         step = f"{name} ({row['step_ms']:.1f} ms)"
-        lines.append(_line((step, row["collectives"], f"{row['megabytes']:.1f}", others, *times)))
-    own = [f"{gradient['all_reduce_ms'][str(number)]:.1f} ms" for number in RANKS]
-    lines.append(_line(("the gradient, during backward", "several", f"{gradient['megabytes']:.1f}", "–", *own)))
+        lines.append(_format_line((step, row["collectives"], f"{row['megabytes']:.1f}", others, *times)))
+    own = [f"{gradient['all_reduce_ms'][str(ranks)]:.1f} ms" for ranks in RANKS]
+    lines.append(_format_line(("the gradient, during backward", "several", f"{gradient['megabytes']:.1f}", "–", *own)))
     return "\n".join(lines)
 
 
 def cards(_: dict[str, Any]) -> str:
     """Assumed GPU specifications."""
-    lines = _head("GPU", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "source")
+    lines = _format_head("GPU", "GB/s", "TFLOP/s float32", "TFLOP/s TF32", "source")
     for card in CARDS.values():
         rates = (f"{card.bandwidth / 1e9:,.0f}", f"{card.fp32 / 1e12:.1f}", f"{card.tf32 / 1e12:.1f}")
-        lines.append(_line((card.name, *rates, card.source)))
+        lines.append(_format_line((card.name, *rates, card.source)))
     return "\n".join(lines)
 
 
@@ -93,9 +93,9 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _head(*names: str) -> list[str]:
-    return [_line(names), _line("---" for _ in names)]
+def _format_head(*names: str) -> list[str]:
+    return [_format_line(names), _format_line("---" for _ in names)]
 
 
-def _line(cells: Iterable[object]) -> str:
+def _format_line(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"

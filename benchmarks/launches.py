@@ -1,7 +1,7 @@
-"""What training steps ask of a GPU: kernels, passes over x and FLOPs, counted; and the times predicted from them.
+"""Count the launches, passes over x and FLOPs of training steps on a GPU, and predict their times.
 
-``python -m benchmarks.launches`` prints it, with ``--write`` it also writes benchmarks/results/launches.json and
-launches.md, the tables of docs/gpu.md and the README's predictions.
+``python -m benchmarks.launches`` prints the tables. With ``--write``, it also writes benchmarks/results/launches.json
+and launches.md, the tables of docs/gpu.md and the README's predictions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import nn
 from benchmarks import collectives, pages, papers, resnet
 from benchmarks.launch_tables import markdown
 from benchmarks.roofline.cards import CARDS
-from benchmarks.roofline.prediction import predicted_seconds
-from benchmarks.roofline.work import Work, layer_work, passes
+from benchmarks.roofline.prediction import predict_seconds
+from benchmarks.roofline.work import Work, count_passes, layer_work
 from whitenorm.cli.gpu.cases import CASES, Case
-from whitenorm.cli.gpu.chosen import has_triton
+from whitenorm.cli.gpu.use_kernels import has_triton
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "launches.json"
@@ -36,14 +36,14 @@ PAPERS: dict[str, Callable[[], nn.Module]] = {
     "SW": lambda: papers.SW(64),
     "LayerWhitening": lambda: papers.GW(24, 768),
 }
-# Its decomposition is one operation to torch, and many to a GPU: no time is predicted of it.
+# Its decomposition is one operation of torch but many launches on a GPU, so that no time is predicted.
 _UNPREDICTABLE = ("DBN",)
-# On which the ranks are.
+# The GPU of the ranks.
 _CARD_OF_RANKS = "A100 80GB"
 
 
-def measure() -> dict[str, Any]:
-    """All of it; nothing is timed."""
+def collect() -> dict[str, Any]:
+    """Count everything and return the results; nothing is timed."""
     return {
         "torch": torch.__version__,
         "layers": {name: layer_rows(name, case) for name, case in CASES.items()},
@@ -53,10 +53,10 @@ def measure() -> dict[str, Any]:
 
 
 def layer_rows(name: str, case: Case) -> dict[str, Any]:
-    """One layer: with each of the kernels, the norm it stands in for, and the papers' formulation."""
-    works = {"norm": layer_work(case.rival(), case.shape)}
+    """Count a layer with each backend, the norm that it replaces, and the papers' formulation."""
+    works = {"norm": layer_work(case.build_norm(), case.shape)}
     for kernels in _kernels():
-        works[kernels] = layer_work(case.layer(), case.shape, kernels)
+        works[kernels] = layer_work(case.build_layer(), case.shape, kernels)
     works["paper"] = layer_work(PAPERS[name](), case.shape)
     return {key: _row(work, case.shape, name not in _UNPREDICTABLE) for key, work in works.items()}
 
@@ -66,40 +66,40 @@ def _row(work: Work, shape: tuple[int, ...], predictable: bool) -> dict[str, Any
         "forward": len(work.forward),
         "backward": len(work.backward),
         "triton": work.triton_launches,
-        "passes": round(passes(work, shape), 1),
+        "passes": round(count_passes(work, shape), 1),
         "gflops": round(work.flops / 1e9, 2),
     }
     if predictable:
-        row["predicted_ms"] = {key: predicted_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
+        row["predicted_ms"] = {key: predict_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
     return row
 
 
 def resnet_rows() -> list[dict[str, Any]]:
-    """A ResNet-50 step with each of the norms everywhere, and each of the kernels."""
-    chosen = [("BatchNorm", "torch"), *[(name, kernels) for name in resnet.WHITENING for kernels in _kernels()]]
+    """Count a ResNet-50 step with each norm everywhere and each backend."""
+    configurations = [("BatchNorm", "torch"), *[(name, kernels) for name in resnet.WHITENING for kernels in _kernels()]]
     rows = []
-    for name, kernels in chosen:
-        operations = resnet.step(resnet.NAMES[name], kernels)
-        predicted = {key: predicted_seconds(operations, card) * 1e3 for key, card in CARDS.items()}
+    for name, kernels in configurations:
+        operations = resnet.step_operations(resnet.NAMES[name], kernels)
+        predicted = {key: predict_seconds(operations, card) * 1e3 for key, card in CARDS.items()}
         rows.append({"norm": name, "kernels": kernels, "launches": len(operations), "predicted_ms": predicted})
     return rows
 
 
 def rank_rows() -> dict[str, Any]:
-    """The same across ranks, with the fastest kernels there are."""
+    """Count ResNet-50 steps over ranks with the fastest available kernels."""
     card, kernels = CARDS[_CARD_OF_RANKS], _kernels()[-1]
-    gradient = 4 * resnet.parameters()
+    gradient = 4 * resnet.count_parameters()
     rows = {
         "IterNorm, synchronised": collectives.resnet_row("iternorm", card, kernels, synchronise=True),
         "IterNorm, local": collectives.resnet_row("iternorm", card, kernels, synchronise=False),
         "GW": collectives.resnet_row("gw", card, kernels, synchronise=False),
     }
-    own = {str(ranks): collectives.all_reduce_seconds(gradient, ranks) * 1e3 for ranks in collectives.RANKS}
+    all_reduce_ms = {str(ranks): collectives.all_reduce_seconds(gradient, ranks) * 1e3 for ranks in collectives.RANKS}
     return {
         "card": card.name,
         "kernels": kernels,
         "rows": rows,
-        "gradient": {"megabytes": gradient / 1e6, "all_reduce_ms": own},
+        "gradient": {"megabytes": gradient / 1e6, "all_reduce_ms": all_reduce_ms},
     }
 
 
@@ -108,7 +108,7 @@ def _kernels() -> list[str]:
 
 
 def write(results: dict[str, Any]) -> None:
-    """The results, and all that is made from them."""
+    """Write the results, and everything that is generated from them."""
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     RESULTS.with_suffix(".md").write_text(markdown(results) + "\n")
     pages.write()
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the results and the tables of docs/gpu.md")
     options = parser.parse_args()
-    results = measure()
+    results = collect()
     print(markdown(results))
     if options.write:
         write(results)

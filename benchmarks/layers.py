@@ -1,8 +1,8 @@
-"""Every layer, forward and backward, training and inference, against what people would use instead.
+"""Time every layer in training and inference against its alternatives.
 
-Rivals are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' own formulation, PyTorch's
-own operations composed, and the floor: five matrix products of 2·N·C·L·K flops at the machine's best rate, the solve at
-the rate at which so many matrices of its size are multiplied or decomposed, and native BatchNorm's time.
+These are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' times formulation, a
+composition of PyTorch's operations, and the floor: five matrix products of 2·N·C·L·K FLOPs at the machine's best rate,
+the solve at the rate at which as many matrices of its size are multiplied or decomposed, and native BatchNorm's time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 
 class Method(NamedTuple):
-    """A layer with its own solver, its paper's formulation by the same solver, and how many features it whitens.
+    """A layer, its paper's formulation with the same solver, and the number of features whitened together.
 
-    ``matrices`` is how many it solves for, of so many samples and channels; ``native``, the layer in PyTorch's own
-    operations, where the paper's formulation is not that already.
+    ``matrices`` returns the number of matrices to solve for, from the number of samples and channels. ``native`` is the
+    layer composed of PyTorch's operations, None where the paper's formulation is already such a composition.
     """
 
     layer: Callable[[int], nn.Module]
@@ -52,9 +52,9 @@ METHODS = {
         lambda channels: whitenorm.GroupWhitening(32, channels), lambda c: papers.GW(32, c), 32, lambda n, c: n
     ),
 }
-# The least that is known for five Newton steps: 12 forward, 16 back where the iterates are kept.
+# Fewest known products for five Newton steps: 12 forward, and 16 backward if the iterates are saved.
 _NEWTON_PRODUCTS = 28
-# Of ZCA besides the decomposition: the matrix, and its way back through two changes of basis.
+# Products of ZCA besides the decomposition: one for the matrix, and two changes of basis in backward.
 _ZCA_PRODUCTS = 5
 # The IterNorm paper's, ResNet-50's at batch 32, vectors, and tokens as one matrix.
 SHAPES = [
@@ -73,7 +73,7 @@ LARGE = 1_600_000
 
 
 def measure(shape: tuple[int, ...], rate: float, rounds: int, budget: float) -> dict[str, Any]:
-    """All that is measured for one shape: a row a method."""
+    """Measure all methods on one shape; returns one row per method."""
     names = [name for name in METHODS if name not in ("SW", "IW") or len(shape) > 2]
     rivals = _rivals(shape)
     training = _train({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget)
@@ -83,7 +83,7 @@ def measure(shape: tuple[int, ...], rate: float, rounds: int, budget: float) -> 
     forward = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=True)
     inference = _infer({**rivals, **_pairs(names, shape[1])}, shape, rounds, budget, training=False)
     if len(shape) == 4:
-        inference.update(_infer(_folded(shape[1]), shape, rounds, budget, training=False))
+        inference.update(_infer(_build_folded(shape[1]), shape, rounds, budget, training=False))
     return {
         "shape": list(shape),
         "rivals": {name: summarise(training[name])._asdict() for name in rivals},
@@ -99,29 +99,29 @@ def _row(
     forward: dict[str, list[float]],
     inference: dict[str, list[float]],
 ) -> dict[str, Any]:
-    own, base = training[name], training["BatchNorm"]
+    times, base = training[name], training["BatchNorm"]
     method = METHODS[name]
-    floor = 5 * 2 * math.prod(shape) * solved_size(name, shape) / rate + solve_floor(name, shape)
+    floor = 5 * 2 * math.prod(shape) * solve_size(name, shape) / rate + solve_floor(name, shape)
     row = {
-        **summarise(own)._asdict(),
-        "to_batchnorm": median_ratio(own, base),
-        "to_groupnorm": median_ratio(own, training["GroupNorm"]),
-        "to_paper": median_ratio(own, training[f"{name} paper"]),
-        "to_native": median_ratio(own, training[f"{name} native"]) if method.native is not None else None,
-        "to_floor": median_ratio(own, [floor + value for value in base]),
+        **summarise(times)._asdict(),
+        "to_batchnorm": median_ratio(times, base),
+        "to_groupnorm": median_ratio(times, training["GroupNorm"]),
+        "to_paper": median_ratio(times, training[f"{name} paper"]),
+        "to_native": median_ratio(times, training[f"{name} native"]) if method.native is not None else None,
+        "to_floor": median_ratio(times, [floor + value for value in base]),
         "forward_to_batchnorm": median_ratio(forward[name], forward["BatchNorm"]),
         "forward_to_paper": median_ratio(forward[name], forward[f"{name} paper"]),
         "inference_ms": summarise(inference[name]).ms,
         "inference_to_batchnorm": median_ratio(inference[name], inference["BatchNorm"]),
-        "saved": saved_share(method.layer(shape[1]), shape),
-        "saved_paper": saved_share(method.paper(shape[1]), shape),
-        "saved_batchnorm": saved_share(_batchnorm(shape), shape),
-        "peak": peak_share(method.layer(shape[1]), shape),
-        "peak_paper": peak_share(method.paper(shape[1]), shape),
-        "peak_batchnorm": peak_share(_batchnorm(shape), shape),
+        "saved": measure_saved_share(method.layer(shape[1]), shape),
+        "saved_paper": measure_saved_share(method.paper(shape[1]), shape),
+        "saved_batchnorm": measure_saved_share(_batchnorm(shape), shape),
+        "peak": measure_peak_share(method.layer(shape[1]), shape),
+        "peak_paper": measure_peak_share(method.paper(shape[1]), shape),
+        "peak_batchnorm": measure_peak_share(_batchnorm(shape), shape),
     }
     if len(shape) == 4:
-        row["to_convolution"] = median_ratio(own, training["3×3 convolution"])
+        row["to_convolution"] = median_ratio(times, training["3×3 convolution"])
         row["channels_last_to_contiguous"] = summarise(training[f"{name} channels-last"]).ms / row["ms"]
     if name in ("IterNorm", "DBN"):
         row["inference_to_product"] = median_ratio(
@@ -129,23 +129,23 @@ def _row(
         )
     if name == "IterNorm" and len(shape) == 4:
         row["folded_to_convolution"] = median_ratio(inference["folded"], inference["convolution"])
-        counts = {key: flops(module, torch.randn(1, *shape[1:])) for key, module in _folded(shape[1]).items()}
+        counts = {key: flops(module, torch.randn(1, *shape[1:])) for key, module in _build_folded(shape[1]).items()}
         row["folded_extra_flops"] = counts["folded"] - counts["convolution"]
     return row
 
 
-def solved_size(name: str, shape: tuple[int, ...]) -> int:
-    """K, or, where GW's groups of a sample have fewer values than there are groups, those."""
+def solve_size(name: str, shape: tuple[int, ...]) -> int:
+    """Return K or, where GW's groups have fewer values than there are groups, the number of values."""
     size = min(METHODS[name].features, shape[1])
     return min(size, math.prod(shape[1:]) // size) if name == "GW" else size
 
 
 def solve_floor(name: str, shape: tuple[int, ...]) -> float:
-    """Seconds of the solve, forward and back: its products, and for ZCA the decomposition, in batches of this size."""
+    """Return the seconds of the solve and its backward: the products, and for ZCA the decomposition."""
     method = METHODS[name]
-    size, number = solved_size(name, shape), method.matrices(shape[0], shape[1])
+    size, count = solve_size(name, shape), method.matrices(shape[0], shape[1])
     generator = torch.Generator().manual_seed(0)
-    a = torch.randn(number, size, size, generator=generator)
+    a = torch.randn(count, size, size, generator=generator)
     out = torch.empty_like(a)
     product = min(time_interleaved({"": lambda: torch.bmm(a, a, out=out)}, 20, 1.0)[""])
     if name != "DBN":
@@ -154,25 +154,25 @@ def solve_floor(name: str, shape: tuple[int, ...]) -> float:
     return _ZCA_PRODUCTS * product + min(time_interleaved({"": lambda: torch.linalg.eigh(cov)}, 20, 1.0)[""])
 
 
-def _folded(channels: int) -> dict[str, nn.Module]:
-    """A convolution, and one with a whitening behind it, folded."""
+def _build_folded(channels: int) -> dict[str, nn.Module]:
+    """Return a convolution, and another with a whitening layer folded into it."""
     convolution = nn.Conv2d(channels, channels, 3, padding=1)
     pair = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), whitenorm.IterNorm(channels))
     return {"convolution": convolution, "folded": whitenorm.fold_(pair.eval())}
 
 
 def _pairs(names: list[str], channels: int) -> dict[str, nn.Module]:
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name in names:
         method = METHODS[name]
-        found[name], found[f"{name} paper"] = method.layer(channels), method.paper(channels)
+        modules[name], modules[f"{name} paper"] = method.layer(channels), method.paper(channels)
         if method.native is not None:
-            found[f"{name} native"] = method.native(channels)
-    return found
+            modules[f"{name} native"] = method.native(channels)
+    return modules
 
 
 class GroupedProduct(nn.Module):
-    """A grouped 1×1 convolution as one batched matrix product: what inference comes to before folding."""
+    """A grouped 1×1 convolution as one batched matrix product, the operation of inference before folding."""
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
@@ -222,14 +222,14 @@ def _infer(
     return time_interleaved(runs, rounds, budget)
 
 
-def saved_share(module: nn.Module, shape: tuple[int, ...]) -> float:
-    """Bytes kept for backward, in units of the input's, parameters not counted."""
+def measure_saved_share(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """Return the bytes saved for backward without parameters, as a multiple of the input's."""
     x = torch.randn(shape)
     return saved_bytes(module, x) / x.nbytes
 
 
-def peak_share(module: nn.Module, shape: tuple[int, ...]) -> float:
-    """The most memory that a training step allocates at any time, in units of the input's; the input not counted."""
+def measure_peak_share(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """Return the peak of the memory that a training step allocates, as a multiple of the input's."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     module(x).backward(grad)
     x.grad = None

@@ -11,12 +11,12 @@ from whitenorm_lab.machine import describe_machine
 from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 QUICK = ["GW S1-B2", "SW^a 7 layers", "IterNorm L1"]
-# As many models as are timed in turns with one of BatchNorm: more would be too far from it in time.
+# Models that are timed in the same rounds as BatchNorm; with more, the times would be too far apart.
 TOGETHER = 3
 
 
 class Family(NamedTuple):
-    """A network, the norms it is timed with, and what it is fed."""
+    """A network, the norms it is timed with, and the size of its input."""
 
     name: str
     net: str
@@ -35,20 +35,20 @@ def vgg_a(batch: int) -> Family:
 
 
 def measure(family: Family, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """A few models at a time beside BatchNorm's, all timed in the same rounds."""
+    """Time a few models at a time in the same rounds as BatchNorm's."""
     rows = {}
     base = costs.build_net(family.net, family.classes)
     names = list(family.models)
-    fed = (family.batch, family.resolution)
+    size = (family.batch, family.resolution)
     for start in range(0, len(names), TOGETHER):
         group = names[start : start + TOGETHER]
         progress(group[0])
-        made = {name: costs.build_net(family.net, family.classes, family.models[name]) for name in group}
-        nets = {"BatchNorm": base, **made}
-        runs = {key: costs.build_training_step(net, *fed, family.classes) for key, net in nets.items()}
+        built = {name: costs.build_net(family.net, family.classes, family.models[name]) for name in group}
+        nets = {"BatchNorm": base, **built}
+        runs = {key: costs.build_training_step(net, *size, family.classes) for key, net in nets.items()}
         steps = time_interleaved(runs, rounds, budget=600)
         inference = time_interleaved(
-            {key: costs.build_inference(net, *fed) for key, net in nets.items()}, rounds, budget=600
+            {key: costs.build_inference(net, *size) for key, net in nets.items()}, rounds, budget=600
         )
         for name in group:
             rows[name] = {

@@ -1,4 +1,4 @@
-"""What watching a training costs: ``python -m benchmarks.monitoring``."""
+"""Measure the overhead of monitoring a training: ``python -m benchmarks.monitoring``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Overhead:
     """JSON file of the results."""
 
 
-def mlp() -> nn.Sequential:
+def build_mlp() -> nn.Sequential:
     layers: list[nn.Module] = []
     for _ in range(3):
         layers += [nn.Linear(64, 64), whitenorm.IterNorm(64), nn.ReLU()]
@@ -48,19 +48,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: whitenorm.convert_(torchvision.models.resnet18(), "iternorm", "l1"),
         (32, 3, 64, 64),
     ),
-    "MLP, IterNorm, 128×64": (mlp, (128, 64)),
+    "MLP, IterNorm, 128×64": (build_mlp, (128, 64)),
 }
 
 
 def measure(make: Callable[[], nn.Module], shape: tuple[int, ...], seconds: float) -> dict[str, Any]:
-    """A model of each, step by step in turns, so that both see the same machine, in the process's own CPU time.
+    """Measure a model with and without a monitor, alternating their steps, in CPU time of the process.
 
-    The first step is always watched, so that a short run shows more than a long one: ``overhead_after_first`` leaves it
-    out.
+    The first step is always watched, which shows more in a short run; ``overhead_after_first`` leaves it out.
     """
     torch.manual_seed(0)
     models = {name: make() for name in ("plain", "watched", "always")}
-    step = {name: _stepper(model, shape) for name, model in models.items()}
+    step = {name: _build_step(model, shape) for name, model in models.items()}
     for run in step.values():
         run()
     rows: list[int] = []
@@ -97,7 +96,7 @@ def measure(make: Callable[[], nn.Module], shape: tuple[int, ...], seconds: floa
     }
 
 
-def _stepper(model: nn.Module, shape: tuple[int, ...]) -> Callable[[], None]:
+def _build_step(model: nn.Module, shape: tuple[int, ...]) -> Callable[[], None]:
     x, y = torch.randn(shape), torch.randint(10, shape[:1])
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 

@@ -1,7 +1,7 @@
-"""Batch whitening as one would compose it of PyTorch's own operations, for autograd to differentiate.
+"""Batch whitening composed of PyTorch's operations and differentiated by autograd.
 
-No transposed copies, all groups at once, and Newton in the coupled form: what is left to gain over it is a backward of
-one's own. The papers' SW, IW and GW, in :mod:`benchmarks.papers`, are composed so already.
+It has no transposed copies, handles all groups at once, and runs Newton in the coupled form, so that the layers differ
+only by their analytic backward. The papers' SW, IW and GW in :mod:`benchmarks.papers` are such compositions already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPS = {"newton": 1e-5, "zca": 1e-3}
 
 
 class Native(Affine):
-    """IterNorm (``"newton"``) or DBN (``"zca"``) of ``(N, C, ...)``."""
+    """IterNorm (``"newton"``) or DBN (``"zca"``) for ``(N, C, ...)``."""
 
     def __init__(self, channels: int, group_size: int, solver: str, steps: int = 5) -> None:
         size = min(group_size, channels)
@@ -38,7 +38,7 @@ class Native(Affine):
 
 
 def newton(cov: Tensor, steps: int) -> Tensor:
-    """The coupled iteration."""
+    """Return the whitening matrix by Newton's iteration in the coupled form."""
     eye = torch.eye(cov.shape[-1], dtype=cov.dtype)
     trace = cov.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     y, z = cov / trace, eye.expand_as(cov)

@@ -21,27 +21,27 @@ RESULTS = Path(__file__).parent / "results"
 _MEASURED = re.compile(r"(<!-- measured: (.*?) -->).*?(<!-- /measured -->)", re.DOTALL)
 
 
-def stored(name: str) -> dict[str, Any]:
+def load_results(name: str) -> dict[str, Any]:
     """Load the stored results with this name."""
     results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return results
 
 
 def _monitoring() -> str:
-    return f"at most {100 * max(case['overhead'] for case in stored('monitoring')['cases'].values()):.1f} %"
+    return f"at most {100 * max(case['overhead'] for case in load_results('monitoring')['cases'].values()):.1f} %"
 
 
-def _monitored() -> str:
-    return f"{stored('monitoring')['seconds']:.0f} seconds"
+def _monitoring_seconds() -> str:
+    return f"{load_results('monitoring')['seconds']:.0f} seconds"
 
 
 def _collectives() -> str:
-    return f"{max(row['collectives'] for row in stored('launches')['ranks']['rows'].values())}"
+    return f"{max(row['collectives'] for row in load_results('launches')['ranks']['rows'].values())}"
 
 
 MEASURED: dict[str, Callable[[], str]] = {
     "monitoring": _monitoring,
-    "monitoring seconds": _monitored,
+    "monitoring seconds": _monitoring_seconds,
     "collectives": _collectives,
 }
 """Numbers in sentences, by name."""
@@ -49,7 +49,7 @@ MEASURED: dict[str, Callable[[], str]] = {
 
 def blocks() -> dict[Path, dict[str, str]]:
     """Return the tables of each page, by name."""
-    full, launches = stored("full"), stored("launches")
+    full, launches = load_results("full"), load_results("launches")
     return {
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
         Path("docs/benchmarks.md"): {

@@ -1,7 +1,8 @@
-"""The papers' own formulations, as they are printed, in plain PyTorch: what the layers are timed against.
+"""The papers' formulations as printed, in plain PyTorch, which the layers are timed against.
 
-Activations are unrolled to matrices by transposed copies, Newton runs uncoupled with all its iterates kept, DBN takes
-one singular value decomposition a group, SW whitens N·g matrices. γ and β are applied in passes of their own.
+Activations are unrolled to matrices by transposed copies, Newton runs uncoupled and saves all its iterates, DBN
+computes one singular value decomposition per group, and SW whitens N·g matrices. γ and β are applied in separate
+passes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Affine(nn.Module):
-    """γ and β, and running statistics of the papers' kind."""
+    """Base class with γ, β and the papers' running statistics."""
 
     def __init__(self, channels: int, groups: int, size: int) -> None:
         super().__init__()
@@ -32,16 +33,16 @@ class Affine(nn.Module):
         self.running_matrix.mul_(0.9).add_(0.1 * matrix)
 
     def unroll(self, x: Tensor) -> Tensor:
-        """(N, C, ...) as (G, K, m), by a transposed copy."""
+        """Return (N, C, ...) as (G, K, m), a transposed copy."""
         return x.transpose(0, 1).reshape(self.groups, self.size, -1).contiguous()
 
     def roll(self, y: Tensor, x: Tensor) -> Tensor:
-        """Undo unroll, by another."""
+        """Undo :meth:`unroll` by another transposed copy."""
         return y.view(x.shape[1], x.shape[0], *x.shape[2:]).transpose(0, 1).contiguous()
 
 
 class IterNorm(Affine):
-    """IterNorm, algorithms 1 and 2."""
+    """IterNorm by algorithms 1 and 2."""
 
     def __init__(self, channels: int, group_size: int = 64, steps: int = 5) -> None:
         size = min(group_size, channels)

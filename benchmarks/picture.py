@@ -1,4 +1,4 @@
-"""The picture of the suite: a panel a method, times as multiples of BatchNorm's, bars from zero."""
+"""The picture of the suite: one panel per method, with times as multiples of BatchNorm's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.report import rows
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """The layers beside the papers' formulation."""
+    """Draw the layers next to the papers' formulation."""
     names = list(dict.fromkeys(name for _, name, _ in rows(results)))
     figure, axes = plt.subplots(
         len(names),
@@ -23,7 +23,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         squeeze=False,
     )
     for panel, name, entries in zip(axes[:, 0], names, _entries(results, names), strict=True):
-        _bars(panel, name, entries)
+        _draw_bars(panel, name, entries)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
     axes[-1, 0].set_xlabel("forward + backward, times BatchNorm's")
     figure.savefig(path, dpi=110)
@@ -34,17 +34,17 @@ def _entries(results: dict[str, Any], names: list[str]) -> list[list[tuple[list[
     return [[(shape, row) for shape, _, row in rows(results, name)] for name in names]
 
 
-def _bars(panel: Axes, name: str, entries: list[tuple[list[int], dict[str, Any]]]) -> None:
-    places = range(len(entries))
+def _draw_bars(panel: Axes, name: str, entries: list[tuple[list[int], dict[str, Any]]]) -> None:
+    positions = range(len(entries))
     ours = [row["to_batchnorm"] for _, row in entries]
     theirs = [row["to_batchnorm"] / row["to_paper"] for _, row in entries]
-    panel.barh([place - 0.2 for place in places], ours, 0.4, label="whitenorm", color="tab:blue")
-    panel.barh([place + 0.2 for place in places], theirs, 0.4, label="papers' formulation", color="lightgrey")
-    for place, own, other in zip(places, ours, theirs, strict=True):
-        panel.text(own, place - 0.2, f" {own:.1f}", va="center", fontsize=7)
-        panel.text(other, place + 0.2, f" {other:.1f}", va="center", fontsize=7)
+    panel.barh([position - 0.2 for position in positions], ours, 0.4, label="whitenorm", color="tab:blue")
+    panel.barh([position + 0.2 for position in positions], theirs, 0.4, label="papers' formulation", color="lightgrey")
+    for position, our, their in zip(positions, ours, theirs, strict=True):
+        panel.text(our, position - 0.2, f" {our:.1f}", va="center", fontsize=7)
+        panel.text(their, position + 0.2, f" {their:.1f}", va="center", fontsize=7)
     panel.axvline(1, color="black", linewidth=0.8)
-    panel.set(yticks=list(places), yticklabels=["×".join(map(str, shape)) for shape, _ in entries], title=name)
+    panel.set(yticks=list(positions), yticklabels=["×".join(map(str, shape)) for shape, _ in entries], title=name)
     panel.set_xlim(0, 1.1 * max(*ours, *theirs))
     panel.invert_yaxis()
     panel.grid(axis="x", alpha=0.3)

@@ -51,49 +51,51 @@ def geometric_mean(values: list[float]) -> float:
 
 def bars(results: dict[str, Any]) -> list[Bar]:
     """Return the targets that these results can judge."""
-    found = []
+    judged = []
     faster = [1 / row["to_paper"] for _, _, row in rows(results)]
     mean, worst = geometric_mean(faster), min(faster)
     reached = mean >= 2.7 and worst >= 1
     what = "speed-up over the papers' formulation (mean, worst)"
-    found.append(Bar(what, "≥ 2.7×, ≥ 1×", f"{mean:.2f}×, {worst:.2f}×", reached))
+    judged.append(Bar(what, "≥ 2.7×, ≥ 1×", f"{mean:.2f}×, {worst:.2f}×", reached))
     native = [1 / row["to_native"] for _, _, row in rows(results) if row["to_native"] is not None]
-    found.append(Bar("speed-up over native operations (worst)", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
+    judged.append(Bar("speed-up over native operations (worst)", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
     for names, limit in ((("IterNorm", "DBN"), 1.25), (("GW",), 1.5)):
         floors = [row["to_floor"] for shape, _, row in rows(results, *names) if math.prod(shape[2:]) >= 784]
         if floors:
-            found.append(_most(f"{' and '.join(names)}, 784 positions and more, relative to the floor", limit, floors))
+            judged.append(
+                _judge_most(f"{' and '.join(names)}, 784 positions and more, relative to the floor", limit, floors)
+            )
     small = [row["to_floor"] for shape, _, row in rows(results) if math.prod(shape[2:]) < 784]
-    found.append(_most("smaller shapes, relative to the floor", 2.0, small))
+    judged.append(_judge_most("smaller shapes, relative to the floor", 2.0, small))
     papers = ([64, 64, 32, 32], [64, 128, 32, 32])
     convolution = [row["to_convolution"] for shape, _, row in rows(results, "IterNorm") if shape in papers]
     if convolution:
-        found.append(_most("IterNorm relative to a 3×3 convolution, d = 64 and 128", 0.35, convolution))
+        judged.append(_judge_most("IterNorm relative to a 3×3 convolution, d = 64 and 128", 0.35, convolution))
     for name, least in (("DBN", 2.0), ("SW", 3.0)):
         slowest = min(1 / row["to_paper"] for _, _, row in rows(results, name))
         what = f"{name}, speed-up over its paper's formulation (worst)"
-        found.append(Bar(what, f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
+        judged.append(Bar(what, f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
     last = [row["channels_last_to_contiguous"] for _, _, row in rows(results) if "channels_last_to_contiguous" in row]
     if last:
-        found.append(_most("channels-last relative to contiguous", 1.1, last))
+        judged.append(_judge_most("channels-last relative to contiguous", 1.1, last))
     product = [row["inference_to_product"] for _, _, row in rows(results) if "inference_to_product" in row]
-    found.append(_most("inference relative to a grouped 1×1 product", 2.0, product))
+    judged.append(_judge_most("inference relative to a grouped 1×1 product", 2.0, product))
     folded = [row for _, _, row in rows(results) if "folded_to_convolution" in row]
     if folded:
         flops = max(row["folded_extra_flops"] for row in folded)
         times = geometric_mean([row["folded_to_convolution"] for row in folded])
         what = "folded into a convolution: FLOPs added, time relative to the convolution"
-        found.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
+        judged.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
     for entry in results.get("models", []):
         for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
             if name in entry["models"]:
                 percent = entry["models"][name]["step_percent"]
                 what = f"{entry['name']} step at {entry['resolution']}², {name}"
-                found.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
-    return found
+                judged.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
+    return judged
 
 
-def _most(what: str, limit: float, values: list[float]) -> Bar:
+def _judge_most(what: str, limit: float, values: list[float]) -> Bar:
     measured = " … ".join(f"{value:.2f}×" for value in sorted({min(values), max(values)}))
     return Bar(what, f"≤ {limit}×", measured, max(values) <= limit)
 
@@ -149,7 +151,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines.append(
             f"| {'×'.join(map(str, shape))} | {name} | {row['ms']:.2f} | {row['to_batchnorm']:.2f} | "
             f"{row['to_paper']:.2f} | {_or_dash(row['to_native'])} | {row['to_floor']:.2f} | "
-            f"{_convolution(shape, name, row)} | "
+            f"{_format_convolution(shape, name, row)} | "
             f"{row['inference_to_batchnorm']:.2f} | {_or_dash(last)} | "
             f"{row['saved']:.2f} ({row['saved_paper']:.2f}, {row['saved_batchnorm']:.2f}) | "
             f"{row['peak']:.2f} ({row['peak_paper']:.2f}, {row['peak_batchnorm']:.2f}) |"
@@ -169,7 +171,7 @@ def _or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
+def _format_convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
     if "to_convolution" not in row:
         return "–"
     printed = published.TO_CONVOLUTION.get((name, shape[1])) if shape[0] == 64 and shape[2:] == [32, 32] else None
@@ -188,9 +190,11 @@ def model_table(entry: dict[str, Any]) -> list[str]:
     ]
     for name, row in entry["models"].items():
         printed = [table.get(name) for table in (published.STEP_PERCENT, published.STEP_PERCENT_713)]
-        step = _beside(row["step_percent"], "; ".join(f"{value:+.1f} %" for value in printed if value is not None))
+        step = _format_percent(
+            row["step_percent"], "; ".join(f"{value:+.1f} %" for value in printed if value is not None)
+        )
         inference = published.INFERENCE_PERCENT.get(name)
-        inferred = _beside(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
+        inferred = _format_percent(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
         flops = published.GFLOPS.get(name)
         lines.append(
             f"| {name} | {row['solver']} | {step} | {inferred} | "
@@ -199,7 +203,7 @@ def model_table(entry: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _beside(percent: float, printed: str) -> str:
+def _format_percent(percent: float, printed: str) -> str:
     return f"{percent:+.1f} %" + (f" ({printed})" if printed else "")
 
 
@@ -249,7 +253,7 @@ def sweep_table(results: dict[str, Any]) -> str:
     """Tabulate the other shapes on which an alternative is faster."""
     lines = ["| method | K | shape | ms | alternative's ms | alternative |", "| --- | ---: | --- | ---: | ---: | --- |"]
     for row in sweep.behind(results["sweep"]):
-        own, other = row["ms"][row["method"]], row["ms"][row["fastest"]]
+        ours, other = row["ms"][row["method"]], row["ms"][row["fastest"]]
         shape = "×".join(map(str, row["shape"]))
-        lines.append(f"| {row['method']} | {row['features']} | {shape} | {own:.2f} | {other:.2f} | {row['fastest']} |")
+        lines.append(f"| {row['method']} | {row['features']} | {shape} | {ours:.2f} | {other:.2f} | {row['fastest']} |")
     return "\n".join(lines)

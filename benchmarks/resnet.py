@@ -1,4 +1,4 @@
-"""A training step of ResNet-50, counted: its own operations once, and those of each norm by itself."""
+"""Count a training step of ResNet-50: the operations of the net without norms once, and those of each norm."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Norm(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What norms of the same work have in common."""
+        """Key that norms with the same operations share."""
         return repr(self.layer), self.shape
 
 
-def norms(name: str) -> list[Norm]:
-    """All 53 of them, in order."""
+def build_norms(name: str) -> list[Norm]:
+    """Return all 53 norms in order."""
     model = _model()
     if name != "bn":
         whitenorm.convert_(model, name)
@@ -40,23 +40,26 @@ def norms(name: str) -> list[Norm]:
     return [Norm(layer, shape) for layer, shape in zip(layers, _shapes(), strict=True)]
 
 
-def step(name: str, kernels: str) -> list[Operation]:
-    """Forward, loss and backward with these norms everywhere; the optimizer's part is the same for all."""
-    return [*_without_norms(), *[operation for norm in norms(name) for operation in norm_work(norm, kernels)]]
+def step_operations(name: str, kernels: str) -> list[Operation]:
+    """Return the operations of forward, loss and backward; those of the optimizer are the same for all norms."""
+    return [
+        *_without_norms(),
+        *[operation for norm in build_norms(name) for operation in norm_operations(norm, kernels)],
+    ]
 
 
-def norm_work(norm: Norm, kernels: str) -> tuple[Operation, ...]:
-    """One norm's operations; norms of the same kind and shape have the same."""
+def norm_operations(norm: Norm, kernels: str) -> tuple[Operation, ...]:
+    """Return the operations of a norm, counted once per kind and shape."""
     key = norm.key, kernels
-    if key not in _known:
-        _known[key] = layer_work(norm.layer, norm.shape, kernels).operations
-    return _known[key]
+    if key not in _work:
+        _work[key] = layer_work(norm.layer, norm.shape, kernels).operations
+    return _work[key]
 
 
-_known: dict[Hashable, tuple[Operation, ...]] = {}
+_work: dict[Hashable, tuple[Operation, ...]] = {}
 
 
-def parameters() -> int:
+def count_parameters() -> int:
     return sum(parameter.numel() for parameter in _model().parameters())
 
 
@@ -75,12 +78,12 @@ def _batch_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @functools.cache
 def _shapes() -> tuple[tuple[int, ...], ...]:
-    """Of the norms' inputs, in the order of their names."""
-    model, found = _model(), {}
+    """Return the shapes of the norms' inputs, in the order of the modules."""
+    model, shapes = _model(), {}
     for name, module in _batch_norms(model):
-        module.register_forward_pre_hook(lambda _, x, name=name: found.__setitem__(name, tuple(x[0].shape)))
+        module.register_forward_pre_hook(lambda _, x, name=name: shapes.__setitem__(name, tuple(x[0].shape)))
     model(_images())
-    return tuple(found[name] for name, _ in _batch_norms(model))
+    return tuple(shapes[name] for name, _ in _batch_norms(model))
 
 
 @functools.cache

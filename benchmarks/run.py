@@ -1,4 +1,4 @@
-"""Running the suite: layers, solvers and models, with progress, into one JSON file and what is made from it."""
+"""Run the benchmark suite with progress bars, and write its results, tables and picture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent
 class Bench:
     """Time every layer, solver and model against native norms, the papers' formulation and the hardware's floor.
 
-    Leave the machine alone meanwhile: other work on it shows in the numbers.
+    Leave the machine idle meanwhile, because other work changes the numbers.
     """
 
     quick: bool = False
@@ -42,9 +42,9 @@ class Bench:
     out: Path | None = None
     """JSON file of the results; by default under benchmarks/results."""
     tables: bool = False
-    """Measure nothing: make tables and picture from the last results."""
+    """Only generate tables and picture from the last results."""
     models: bool = True
-    """Also time ResNet-50; without, the results file keeps those of its last run."""
+    """Also time ResNet-50; otherwise the results file keeps its last times."""
 
 
 def run(bench: Bench) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def run(bench: Bench) -> dict[str, Any]:
 
 
 def measure(bench: Bench, console: Console) -> dict[str, Any]:
-    """All measurements, with a bar for each part."""
+    """Measure everything, with one progress bar per part."""
     shapes = layers.QUICK if bench.quick else layers.SHAPES
     sizes = solvers.QUICK if bench.quick else solvers.SIZES
     families = _families(bench.quick) if bench.models else []

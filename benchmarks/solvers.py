@@ -1,4 +1,4 @@
-"""The solvers alone: time, forward and backward, and error against float64."""
+"""Time the solvers, forward and backward, and compare them with float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK = [(16, 32), (64, 8), (128, 1)]
 
 
 def measure(size: int, batch: int, rounds: int, budget: float) -> dict[str, Any]:
-    """A row a solver, on random covariances of 4·K samples."""
+    """Measure each solver on random covariances of 4·K samples."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, size, 4 * size, generator=generator, dtype=torch.float64)
     exact = x @ x.mT / (4 * size)

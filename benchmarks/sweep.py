@@ -1,7 +1,7 @@
-"""Shapes between those of the suite: every layer against the fastest of what else there is.
+"""Time every layer on shapes between those of the suite, against the fastest alternative.
 
-That is the papers' formulation, PyTorch's own operations composed, and this package's other layout. A row has the
-fastest of them in units of the layer's own time: below 1, it is ahead.
+The alternatives are the papers' formulation, a composition of PyTorch's operations, and the library's other layout. A
+row has the time of the fastest as a multiple of the layer's: below 1, the alternative is faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import nn
 import whitenorm
 from benchmarks import papers
 from benchmarks.native import Native
-from whitenorm.ops import layout
+from whitenorm import functional
+from whitenorm.ops.layout import Layout, channel_groups
 from whitenorm_lab.costs import build_layer_step
 from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
@@ -26,14 +27,14 @@ SIDES = (4, 7, 10, 14, 20)
 SAMPLES = (4, 32, 256)
 FEATURES = {"IterNorm": (16, 32, 64, 128, 256, 512), "IW": (16, 64), "GW": (16, 32, 64)}
 CHANNELS = 256
-# Elements of an input: more take long, and are like those of the suite.
+# Most elements of an input; larger ones take long and resemble those of the suite.
 _MOST = 7_000_000
-# What is called behind: less is within the noise of such short runs.
+# A layer counts as slower below this; smaller differences are noise in such short runs.
 MARGIN = 0.95
 
 
 def cases(quick: bool) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    """Method, features whitened together, and shape."""
+    """Yield method, features whitened together, and shape."""
     for name, sizes in FEATURES.items():
         for features in sizes[:1] if quick else sizes:
             for samples in SAMPLES[:1] if quick else SAMPLES:
@@ -43,8 +44,8 @@ def cases(quick: bool) -> Iterator[tuple[str, int, tuple[int, ...]]]:
                         yield name, features, shape
 
 
-def contenders(name: str, features: int, channels: int) -> dict[str, nn.Module]:
-    """The layer, under its own name, and its rivals."""
+def build_contenders(name: str, features: int, channels: int) -> dict[str, nn.Module]:
+    """Return the layer under its name, and its alternatives."""
     if name == "IterNorm":
         return {
             name: whitenorm.IterNorm(channels, features),
@@ -57,9 +58,9 @@ def contenders(name: str, features: int, channels: int) -> dict[str, nn.Module]:
 
 
 def measure(name: str, features: int, shape: tuple[int, ...], rounds: int, budget: float) -> dict[str, Any]:
-    """One row: times in milliseconds, and the fastest rival in units of the layer's."""
+    """Return one row: times in milliseconds, and the fastest alternative as a multiple of the layer's time."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
-    modules = contenders(name, features, shape[1])
+    modules = build_contenders(name, features, shape[1])
     runs = {key: build_layer_step(module, x, grad) for key, module in modules.items()}
     if name == "IterNorm":
         runs["other layout"] = functools.partial(_in_other_layout, build_layer_step(modules[name], x, grad))
@@ -77,16 +78,16 @@ def measure(name: str, features: int, shape: tuple[int, ...], rounds: int, budge
 
 
 def _in_other_layout(step: Callable[[], None]) -> None:
-    """Run a step with samples copied together where they are not by default, and the reverse."""
+    """Run a step with the opposite choice of whether samples are gathered into one run per channel."""
 
-    def choose_other(*args: Any, **kwargs: Any) -> layout.Layout:
-        usual = layout.channel_groups(*args, **kwargs)
-        return usual._replace(copied=not usual.copied)
+    def choose_other(*args: Any) -> Layout:
+        layout = channel_groups(*args)
+        return layout._replace(copied=layout.pooled and not layout.rows and not layout.copied)
 
-    with mock.patch.object(whitenorm.functional, "channel_groups", choose_other):
+    with mock.patch.object(functional, "channel_groups", choose_other):
         step()
 
 
 def behind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows in which a rival is ahead."""
+    """Return the rows in which an alternative is faster."""
     return [row for row in rows if row["fastest_to_own"] < MARGIN]

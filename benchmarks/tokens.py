@@ -1,4 +1,4 @@
-"""Transformers with LayerWhitening in place of LayerNorm: a training step and inference, against LayerNorm's."""
+"""Time transformers with LayerWhitening in place of LayerNorm, in training and inference."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import whitenorm
 from whitenorm_lab.machine import describe_machine
 from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
-# √C, nearest divisor, is the layer's own choice; the others cost less.
+# None is the layer's default, the divisor nearest √C; the others cost less.
 GROUPS = (None, 8, 4)
 BATCH, LENGTH = 8, 32
 
 
 class Seq2Seq(nn.Module):
-    """PyTorch's encoder-decoder of the size that GW's appendix trains: 6 layers each, 512 features, 4 heads."""
+    """PyTorch's encoder-decoder in the size of GW's appendix: 6 layers each, 512 features, 4 heads."""
 
     def __init__(self, layers: int = 6, features: int = 512) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Seq2Seq(nn.Module):
 
 
 def families(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
-    """A net, and what it is fed, by name."""
+    """Return constructors of nets and their inputs by name."""
     if quick:
         return {"translation, 1 layer": (lambda: Seq2Seq(1, 64), torch.randn(2, 8, 64))}
     return {
@@ -41,9 +41,9 @@ def families(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
 
 def measure(name: str, make: Callable[[], nn.Module], x: Tensor, rounds: int) -> dict[str, Any]:
     """Both times with LayerNorm, and those with whitening of several numbers of groups as multiples of them."""
-    models = {"LayerNorm": make(), **{_label(groups): _whitened(make(), groups) for groups in GROUPS}}
-    steps = time_interleaved({key: _step(model, x) for key, model in models.items()}, rounds, budget=120)
-    inference = time_interleaved({key: _inference(model, x) for key, model in models.items()}, rounds, budget=60)
+    models = {"LayerNorm": make(), **{_label(groups): _convert(make(), groups) for groups in GROUPS}}
+    steps = time_interleaved({key: _build_step(model, x) for key, model in models.items()}, rounds, budget=120)
+    inference = time_interleaved({key: _build_inference(model, x) for key, model in models.items()}, rounds, budget=60)
     rows = {
         key: {
             "step": median_ratio(steps[key], steps["LayerNorm"]),
@@ -60,12 +60,12 @@ def _label(groups: int | None) -> str:
     return "LayerWhitening" if groups is None else f"LayerWhitening, {groups} groups"
 
 
-def _whitened(model: nn.Module, groups: int | None) -> nn.Module:
+def _convert(model: nn.Module, groups: int | None) -> nn.Module:
     options = {} if groups is None else {"num_groups": groups}
     return whitenorm.convert_(model, "gw", **options)
 
 
-def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+def _build_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     def run() -> None:
         model.train()
         model.zero_grad()
@@ -74,7 +74,7 @@ def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return run
 
 
-def _inference(model: nn.Module, x: Tensor) -> Callable[[], None]:
+def _build_inference(model: nn.Module, x: Tensor) -> Callable[[], None]:
     def run() -> None:
         model.eval()
         with torch.no_grad():

@@ -1,9 +1,9 @@
-"""Compile every Triton kernel for cards that need not be there, and report what each asks of them.
+"""Compile every Triton kernel for GPUs that need not be present, and report the registers and memory each needs.
 
 python -m tools.gpu_check [--targets sm_80 gfx942] [--features 64] [--kernels apply] [--write]
 
-It fails where a kernel asks for more shared memory than a block of the card may have, or where one of the kernels that
-pass over x spills registers.
+It fails if a kernel needs more shared memory than a block of the GPU may have, or if one of the kernels that pass over
+x spills registers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from whitenorm.ops.triton import (
     apply,
     input_gradient,
     map_gradients,
+    mixing_backward,
     moments,
-    samples,
+    per_sample,
     solve,
     solve_backward,
-    unmix,
 )
-from whitenorm.ops.triton.tiles import EVERYWHERE
+from whitenorm.ops.triton.tiling import COMPILE_OPTIONS
 from whitenorm.ops.types import STATISTICS
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "gpu_check.md"
-MODULES = (moments, solve, apply, map_gradients, solve_backward, unmix, input_gradient, samples)
+MODULES = (moments, solve, apply, map_gradients, solve_backward, mixing_backward, input_gradient, per_sample)
 FEATURES = (16, 32, 64)
 DTYPES = (torch.float32, torch.bfloat16)
 PASS_OVER_X = ("_partial_moments", "_apply", "_map_gradients", "_input_gradient")
@@ -89,7 +89,7 @@ class Launch(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a kernel asks of a card; ``problem`` says why it must not."""
+    """The resources that a kernel needs on a card; ``problem`` says why it cannot run, or run well."""
 
     launch: Launch
     card: str
@@ -104,43 +104,44 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=list(CARDS), choices=list(CARDS))
     parser.add_argument("--features", nargs="+", type=int, default=list(FEATURES), help="K")
-    parser.add_argument("--kernels", nargs="+", default=[], help="parts of their names; all, if none are given")
-    parser.add_argument("--write", action="store_true", help=f"write the table to {RESULTS.name} of the benchmarks")
+    parser.add_argument("--kernels", nargs="+", default=[], help="parts of kernel names (default: all kernels)")
+    parser.add_argument("--write", action="store_true", help=f"write the table to benchmarks/results/{RESULTS.name}")
     options = parser.parse_args()
     launches = [
         launch
-        for launch in all_launches(tuple(options.features))
+        for launch in collect_launches(tuple(options.features))
         if not options.kernels or any(name in launch.name for name in options.kernels)
     ]
     rows = []
-    # A cache of its own: all is compiled, and timed, anew.
+    # An empty cache, so that everything is compiled, and timed, anew.
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         for card in options.targets:
             for launch in launches:
-                rows.append(measure(launch, card))
-                print(line(rows[-1]), flush=True)
+                rows.append(compile_launch(launch, card))
+                print(format_line(rows[-1]), flush=True)
     if options.write:
-        RESULTS.write_text(table(rows))
+        RESULTS.write_text(format_table(rows))
     return int(any(row.problem for row in rows))
 
 
-def all_launches(features: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Launch]:
-    """Every kernel of a training step of each kind of layer, once."""
-    found: dict[str, Launch] = {}
+def collect_launches(features: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Launch]:
+    """Return every kernel of a training step of each kind of layer, without duplicates."""
+    launches: dict[str, Launch] = {}
     for size in features:
         for dtype in dtypes:
             for layer in LAYERS:
-                for launch in recorded(layer, size, dtype):
-                    found.setdefault(repr((launch.name, signature(launch), constants(launch), launch.options)), launch)
-    return list(found.values())
+                for launch in record_step(layer, size, dtype):
+                    key = repr((launch.name, signature(launch), constants(launch), launch.options))
+                    launches.setdefault(key, launch)
+    return list(launches.values())
 
 
-def recorded(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
-    """What a training step would launch, without a card or memory."""
+def record_step(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
+    """Return the launches of a training step, recorded on the meta device."""
     launches: list[Launch] = []
-    make, (n, several, *positions) = LAYERS[layer]
-    channels = size * (size if several is None else several)
+    make, (n, multiple, *positions) = LAYERS[layer]
+    channels = size * (size if multiple is None else multiple)
     x = torch.empty(n, channels, *positions, dtype=dtype, device="meta", requires_grad=True)
 
     def record(kernel: Any, grid: tuple[int, ...], like: Tensor, *positional: Any, **named: Any) -> None:
@@ -148,14 +149,15 @@ def recorded(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
         arguments = dict(zip(kernel.arg_names, positional, strict=False)) | named
         launches.append(Launch(layer, size, dtype, kernel, arguments, options))
 
-    with recording(record):
+    with replace_launch(record):
         y = make(size).to("meta")(x)
         y.backward(torch.empty_like(y))
     return launches
 
 
 @contextlib.contextmanager
-def recording(record: Any) -> Iterator[None]:
+def replace_launch(record: Any) -> Iterator[None]:
+    """Use the Triton kernels, and call ``record`` in place of launching them."""
     with contextlib.ExitStack() as stack:
         stack.callback(whitenorm.set_kernels, "auto")
         whitenorm.set_kernels("triton")
@@ -164,7 +166,7 @@ def recording(record: Any) -> Iterator[None]:
         yield
 
 
-def signature(launch: Launch) -> dict[str, str]:
+def signature(launch: Launch) -> dict[str, Any]:
     return {
         param.name: "constexpr" if param.is_constexpr else type_name(launch.arguments[param.name])
         for param in launch.kernel.params
@@ -175,33 +177,42 @@ def constants(launch: Launch) -> dict[str, Any]:
     return {name: launch.arguments[name] for name, type_ in signature(launch).items() if type_ == "constexpr"}
 
 
-def type_name(value: Any) -> str:
+def type_name(value: Any) -> Any:
+    """Return the type of an argument in a kernel's signature, as Triton chooses it when launching."""
     if value is None:
         return "constexpr"
+    if isinstance(value, tuple):
+        return tuple("constexpr" if element == 1 else type_name(element) for element in value)
     if isinstance(value, Tensor):
         return {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}[value.dtype]
     return "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
 
 
-def source(launch: Launch, precision: str) -> ASTSource:
+def build_source(launch: Launch, precision: str) -> ASTSource:
+    """Return the source to compile, specialised as when launching: to aligned pointers, and to the values of tuples."""
     types, values = signature(launch), constants(launch)
     if "PRECISION" in values:
         values["PRECISION"] = precision
-    aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(types.values()) if type_.startswith("*")}
-    return ASTSource(launch.kernel, types, values, aligned)
+    aligned = [(i,) for i, type_ in enumerate(types.values()) if str(type_).startswith("*")]
+    for i, name in enumerate(types):
+        argument = launch.arguments.get(name)
+        if isinstance(argument, tuple):
+            values |= {(i, j): 1 for j, element in enumerate(argument) if element == 1}
+            aligned += [(i, j) for j, element in enumerate(argument) if element % 16 == 0]
+    return ASTSource(launch.kernel, types, values, {path: [["tt.divisibility", 16]] for path in aligned})
 
 
-def measure(launch: Launch, name: str) -> Row:
+def compile_launch(launch: Launch, name: str) -> Row:
     card = CARDS[name]
     begin = time.perf_counter()
     try:
         compiled = triton.compile(
-            source(launch, card.precision), target=card.target, options=launch.options | EVERYWHERE
+            build_source(launch, card.precision), target=card.target, options=launch.options | COMPILE_OPTIONS
         )
     except RuntimeError as error:
         return Row(launch, name, problem=f"not compiled: {str(error).splitlines()[0]}")
     seconds = time.perf_counter() - begin
-    registers, spilled = used(compiled.asm, card.target)
+    registers, spilled = read_registers(compiled.asm, card.target)
     shared = compiled.metadata.shared
     problem = ""
     if shared > card.shared:
@@ -211,8 +222,8 @@ def measure(launch: Launch, name: str) -> Row:
     return Row(launch, name, shared, registers, spilled, seconds, problem)
 
 
-def used(assembly: dict[str, Any], target: GPUTarget) -> tuple[int, int]:
-    """Registers of a thread, and bytes it spills."""
+def read_registers(assembly: dict[str, Any], target: GPUTarget) -> tuple[int, int]:
+    """Return the number of registers of a thread, and the bytes that it spills."""
     if target.backend == "hip":
         text = assembly["amdgcn"]
         registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
@@ -221,7 +232,7 @@ def used(assembly: dict[str, Any], target: GPUTarget) -> tuple[int, int]:
         file.write(assembly["ptx"])
         file.flush()
         architecture = re.search(r"\.target (\w+)", assembly["ptx"])[1]
-        # As Triton calls it.
+        # The options that Triton passes.
         options = ("-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={architecture}")
         command = [get_ptxas(target.arch).path, *options, file.name, "-o", "/dev/null"]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
@@ -231,7 +242,7 @@ def used(assembly: dict[str, Any], target: GPUTarget) -> tuple[int, int]:
 HEAD = ("kernel", "layer", "card", "K", "dtype", "warps", "shared KB", "registers", "spilled B", "compiled s", "")
 
 
-def cells(row: Row) -> list[str]:
+def format_cells(row: Row) -> list[str]:
     launch = row.launch
     return [
         launch.name.strip("_").removesuffix("_kernel"),
@@ -248,20 +259,20 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def line(row: Row) -> str:
-    return "  ".join(f"{cell:<{max(5, len(head))}}" for cell, head in zip(cells(row), HEAD, strict=True))
+def format_line(row: Row) -> str:
+    return "  ".join(f"{cell:<{max(5, len(head))}}" for cell, head in zip(format_cells(row), HEAD, strict=True))
 
 
-def table(rows: list[Row]) -> str:
+def format_table(rows: list[Row]) -> str:
     lines = [
-        "# What the Triton kernels ask of a card",
+        "# Resources of the Triton kernels",
         "",
-        f"Compiled with triton {triton.__version__} for cards that were not there, for contiguous inputs; "
-        "`python -m tools.gpu_check --write` writes this table. Spills are bytes a thread stores.",
+        f"Compiled with triton {triton.__version__} for contiguous inputs, without the cards; "
+        "`python -m tools.gpu_check --write` writes this table. Spills are the bytes that a thread stores.",
         "",
         f"| {' | '.join(HEAD)} |",
         f"|{' --- |' * len(HEAD)}",
-        *(f"| {' | '.join(cells(row))} |" for row in rows),
+        *(f"| {' | '.join(format_cells(row))} |" for row in rows),
     ]
     return "\n".join(lines) + "\n"
 

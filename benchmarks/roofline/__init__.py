@@ -1,1 +1,1 @@
-"""Predicted times on GPUs that are not at hand: a roofline model of counted work."""
+"""A roofline model that predicts times on GPUs from counted operations."""

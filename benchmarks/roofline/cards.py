@@ -27,12 +27,6 @@ class Card(NamedTuple):
     processors: int
     source: str
 
-    def scaled(self, bandwidth: float) -> Card:
-        """Return a card with another bandwidth and proportional rates."""
-        factor = bandwidth / self.bandwidth
-        source = f"the {self.name}'s figures, scaled by bandwidth"
-        return Card("this card", bandwidth, self.fp32 * factor, self.tf32 * factor, self.processors, source)
-
 
 CARDS = {
     card.name: card
@@ -43,19 +37,3 @@ CARDS = {
         Card("RTX 4070 Laptop", 256e9, 15.6e12, 15.6e12, 36, "manufacturer's data sheet: 4,608 cores, here at 1.7 GHz"),
     )
 }
-
-
-def card_of(device_name: str) -> Card | None:
-    """Return the card that a device name stands for, or None.
-
-    Example::
-
-        >>> card_of("NVIDIA A100-SXM4-80GB").name, card_of("NVIDIA GeForce RTX 4070 Laptop GPU").name
-        ('A100 80GB', 'RTX 4070 Laptop')
-        >>> card_of("NVIDIA GeForce RTX 4090") is None, card_of("NVIDIA H100 PCIe") is None
-        (True, True)
-    """
-    plain = device_name.replace("-", " ")
-    known = {"A100 80GB": ("A100", "80GB", "SXM"), "H100 SXM": ("H100", "HBM3"), "RTX 4070 Laptop": ("4070", "Laptop")}
-    found = [name for name, words in known.items() if all(word in plain for word in words)]
-    return CARDS[found[0]] if found else None

@@ -1,7 +1,7 @@
-"""How long counted work takes on a card, by a plain model: a prediction, and no measurement.
+"""Prediction, not measurement, of the time that counted operations take on a GPU.
 
-Operations come one after the other. Each takes as long as the host takes to launch it, or its memory to be moved, or
-its products to be computed, whichever is longest. Fewer programs than multiprocessors leave the others idle.
+Operations run one after the other. Each takes as long as its launch, its memory traffic or its products, whichever is
+longest. With fewer programs than multiprocessors, the others are idle.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from benchmarks.roofline.cards import Card
 from benchmarks.roofline.work import Operation
 
 
-def predicted_seconds(operations: Iterable[Operation], card: Card) -> float:
-    """The sum over the operations.
+def predict_seconds(operations: Iterable[Operation], card: Card) -> float:
+    """Return the sum of the predicted seconds of all operations.
 
     Example::
 
         >>> card = Card("a card", bandwidth=1e12, fp32=1e13, tf32=1e14, processors=100, source="made up")
-        >>> predicted_seconds([Operation("add", bytes=1000, flops=0)], card)
+        >>> predict_seconds([Operation("add", bytes=1000, flops=0)], card)
         5e-06
     """
     return sum(_seconds(operation, card) for operation in operations)
@@ -32,7 +32,7 @@ def _seconds(operation: Operation, card: Card) -> float:
 
 
 def _rate(operation: Operation, card: Card) -> float:
-    """torch's convolutions use TF32 unless told otherwise, its matrix products float32."""
+    """Return FLOPs per second. By default, torch uses TF32 for convolutions and float32 for matrix products."""
     share = min(1, operation.programs / card.processors) if operation.programs else 1
     fp32, tf32 = card.fp32 * cards.FP32_ATTAINED, card.tf32 * cards.TF32_ATTAINED
     if operation.triton:

@@ -1,8 +1,8 @@
-"""What a training step asks of a GPU, counted without one: nothing is computed on the meta device.
+"""Count the operations of a training step on the meta device, without a GPU.
 
-An operation is what is launched: one of torch's, or a kernel of Triton's. Views and allocations are free. Its bytes are
-those of the memory it reads and of the memory it writes, each once, however often it goes over them; its FLOPs are
-those of matrix products and convolutions.
+An operation is a launch: one of torch's operations, or a Triton kernel. Views and allocations are free. Its bytes are
+those of the memory that it reads and writes, each counted once; its FLOPs are those of matrix products and
+convolutions.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from whitenorm.cli.gpu.chosen import chosen
-from whitenorm.ops.launches import Launch, counted
+from whitenorm.cli.gpu.use_kernels import use_kernels
+from whitenorm.ops.launches import Launch, record_launches
 
-# Besides views: memory that is only asked for, and what looks at sizes alone.
+# Operations that move no memory, besides views.
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "is_same_size"}
-# They write their first argument without reading it.
+# Operations that write their first argument without reading it.
 _OVERWRITE = {"copy_", "fill_", "zero_"}
 
-
 _BLOCK = 64
-# As many matrices are joined to one in torch's solves.
-_SIDE_BY_SIDE = 4
-# In the names of Triton's kernels that solve for a matrix in one program.
-_SOLVES = ("solve", "pull_back")
+# Most matrices that torch's solves merge into one.
+_MERGED = 4
+# Parts of the names of the Triton kernels that solve for a matrix in one program.
+_SOLVES = ("solve", "newton_backward")
 
 
 class Operation(NamedTuple):
-    """A launch: its name, the bytes it moves, its FLOPs, and whether it is one of Triton's.
+    """A launch: its name, the bytes it moves, its FLOPs, and whether it is a Triton kernel.
 
-    ``programs`` is in how many parts it runs, each on one multiprocessor: known of Triton's, and taken to be the blocks
-    of 64×64 in products of small square matrices. Of others it is 0: they are taken to fill the card.
+    ``programs`` is the number of parts that run on one multiprocessor each. It is known of Triton kernels; products of
+    small square matrices are assumed to have one per block of 64×64. Others have 0: they are assumed to fill the GPU.
     """
 
     name: str
@@ -74,47 +73,47 @@ class Work(NamedTuple):
         return sum(operation.flops for operation in self.operations)
 
 
-def operations(run: Callable[[], Any]) -> tuple[Any, tuple[Operation, ...]]:
-    """What a function returns, and the operations it runs.
+def count_operations(run: Callable[[], Any]) -> tuple[Any, tuple[Operation, ...]]:
+    """Return the result of a function, and the operations that it runs.
 
     Example::
 
         >>> x = torch.empty(64, 32, device="meta")
-        >>> y, found = operations(lambda: (x.t() @ x).relu_())
-        >>> [operation[:3] for operation in found]
+        >>> y, operations = count_operations(lambda: (x.t() @ x).relu_())
+        >>> [operation[:3] for operation in operations]
         [('mm', 12288, 131072), ('relu_', 8192, 0)]
     """
-    result, (found, launched) = _counted(run)
-    return result, (*found, *[_launch(launch) for launch in launched])
+    result, (operations, launches) = _record(run)
+    return result, (*operations, *[_operation(launch) for launch in launches])
 
 
 def layer_work(layer: nn.Module, shape: tuple[int, ...], kernels: str = "torch") -> Work:
-    """A training step of a layer on an input of this shape, float32: y, and the gradients of x and all parameters.
+    """Count a training step of a layer on a float32 input of this shape, with the gradients of x and all parameters.
 
-    How many products a kernel of Triton's has is not seen from outside: they are those that torch has in the same step.
-    Products of small square matrices are those of the solves. Of the others, a kernel has one for one or two tensors
-    of x's size, and two for three.
+    The number of products in a Triton kernel is not visible, so that torch's products in the same step are distributed
+    over the kernels. Those of small square matrices belong to the solves. Of the others, a kernel has one if it uses
+    one or two tensors of x's size, and two if it uses three.
     """
     forward, backward = _step(layer, shape, kernels)
     if kernels == "torch":
-        return Work(tuple(forward.found), tuple(backward.found))
-    both = zip((forward, backward), _step(layer, shape, "torch"), strict=True)
-    return Work(*[_with_products(*counted, by_torch.found, math.prod(shape)) for counted, by_torch in both])
+        return Work(tuple(forward.operations), tuple(backward.operations))
+    pairs = zip((forward, backward), _step(layer, shape, "torch"), strict=True)
+    return Work(*[_distribute_flops(record, by_torch.operations, math.prod(shape)) for record, by_torch in pairs])
 
 
 def step_work(run: Callable[[], Tensor]) -> Work:
-    """A training step of anything: a function that gives a loss, and its gradients."""
-    loss, forward = operations(run)
-    return Work(forward, operations(loss.backward)[1])
+    """Count a function that returns a loss, and the backward of the loss."""
+    loss, forward = count_operations(run)
+    return Work(forward, count_operations(loss.backward)[1])
 
 
-def passes(work: Work, shape: tuple[int, ...]) -> float:
-    """The bytes moved, as multiples of those of a float32 input."""
+def count_passes(work: Work, shape: tuple[int, ...]) -> float:
+    """Return the bytes moved as a multiple of those of a float32 input."""
     return work.bytes / (4 * math.prod(shape))
 
 
 def nbytes(tensor: Tensor) -> int:
-    """Bytes of the memory that a tensor's elements are in: dimensions it was expanded by are there once.
+    """Return the bytes of memory that a tensor occupies; expanded dimensions count once.
 
     Example::
 
@@ -126,11 +125,11 @@ def nbytes(tensor: Tensor) -> int:
 
 
 class _Mode(TorchDispatchMode):
-    """Writes down torch's operations."""
+    """Record torch's operations."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Operation] = []
+        self.operations: list[Operation] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -140,75 +139,73 @@ class _Mode(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if not func.is_view and name not in _FREE:
             read = _tensors((args[1:] if name in _OVERWRITE else args, _without_out(func, kwargs)))
-            moved = _total(read) + _total(_tensors(result))
+            moved = _sum_bytes(read) + _sum_bytes(_tensors(result))
             products = flop_registry.get(func._overloadpacket)
             flops = 0 if products is None else products(*args, **kwargs, out_val=result)
             programs = _small_blocks([*read, *_tensors(result)]) if flops else 0
-            self.found.append(Operation(name, moved, int(flops), programs=programs))
+            self.operations.append(Operation(name, moved, int(flops), programs=programs))
         return result
 
 
-class _Counted(NamedTuple):
-    """Operations of torch's, and launches of Triton's."""
+class _Record(NamedTuple):
+    """torch's operations, and launches of Triton kernels."""
 
-    found: list[Operation]
-    launched: list[Launch]
+    operations: list[Operation]
+    launches: list[Launch]
 
 
-def _counted(run: Callable[[], Any]) -> tuple[Any, _Counted]:
-    # Tensors that are made without a device are made there too.
-    with counted() as launched, torch.device("meta"), _Mode() as mode:
+def _record(run: Callable[[], Any]) -> tuple[Any, _Record]:
+    # The default device is meta, too, for tensors that are created without one.
+    with record_launches() as launches, torch.device("meta"), _Mode() as mode:
         result = run()
-    return result, _Counted(mode.found, launched)
+    return result, _Record(mode.operations, launches)
 
 
-def _step(layer: nn.Module, shape: tuple[int, ...], kernels: str) -> tuple[_Counted, _Counted]:
-    """Forward and backward, with the kernels asked for."""
+def _step(layer: nn.Module, shape: tuple[int, ...], kernels: str) -> tuple[_Record, _Record]:
+    """Record forward and backward with the kernels of a mode."""
     layer = layer.to("meta").train()
     x = torch.empty(shape, device="meta", requires_grad=True)
     leaves = [x, *[parameter for parameter in layer.parameters() if parameter.requires_grad]]
-    with chosen(kernels):
-        y, forward = _counted(lambda: layer(x))
+    with use_kernels(kernels):
+        y, forward = _record(lambda: layer(x))
         grad = torch.empty_like(y)
-        _, backward = _counted(lambda: torch.autograd.grad(y, leaves, grad, allow_unused=True))
+        _, backward = _record(lambda: torch.autograd.grad(y, leaves, grad, allow_unused=True))
     return forward, backward
 
 
-def _with_products(
-    found: list[Operation], launched: list[Launch], by_torch: list[Operation], values: int
-) -> tuple[Operation, ...]:
-    """Operations with the FLOPs of Triton's launches filled in."""
-    large = [(sum(tensor.numel() == values for tensor in launch.tensors) + 1) // 2 for launch in launched]
-    launches = [_launch(launch) for launch in launched]
-    solves = [int(any(word in launch.kernel for word in _SOLVES)) for launch in launched]
+def _distribute_flops(record: _Record, by_torch: list[Operation], values: int) -> tuple[Operation, ...]:
+    """Return the operations, with the FLOPs that only torch's kernels show distributed over the Triton launches."""
+    large = [(sum(tensor.numel() == values for tensor in launch.tensors) + 1) // 2 for launch in record.launches]
+    launches = [_operation(launch) for launch in record.launches]
+    solves = [int(any(word in launch.kernel for word in _SOLVES)) for launch in record.launches]
     shares = {False: large, True: solves if any(solves) else large}
-    for small, weights in shares.items():
-        rest = _flops(by_torch, small) - _flops(found, small)
+    for is_small, weights in shares.items():
+        missing = max(0, _sum_flops(by_torch, is_small) - _sum_flops(record.operations, is_small))
         for i, weight in enumerate(weights):
-            more = max(0, rest) * weight // max(1, sum(weights))
-            launches[i] = launches[i]._replace(flops=launches[i].flops + more)
-    return (*found, *launches)
+            flops = launches[i].flops + missing * weight // max(1, sum(weights))
+            launches[i] = launches[i]._replace(flops=flops)
+    return (*record.operations, *launches)
 
 
-def _flops(found: Iterable[Operation], small: bool) -> int:
-    return sum(operation.flops for operation in found if (operation.programs > 0) == small)
+def _sum_flops(operations: Iterable[Operation], is_small: bool) -> int:
+    return sum(operation.flops for operation in operations if (operation.programs > 0) == is_small)
 
 
-def _launch(launch: Launch) -> Operation:
-    return Operation(launch.kernel, _total(launch.tensors), 0, True, launch.programs)
+def _operation(launch: Launch) -> Operation:
+    return Operation(launch.kernel, _sum_bytes(launch.tensors), 0, True, launch.programs)
 
 
 def _small_blocks(tensors: list[Tensor]) -> int:
-    """How many blocks products of square matrices have, alone or a few side by side; 0 of other products."""
+    """Return the number of blocks of a product of square matrices, single or a few merged; 0 for other products."""
     sizes = {size for tensor in tensors if tensor.ndim > 1 for size in tensor.shape[-2:]}
     size = min(sizes, default=0)
-    if size == 0 or any(other % size or other > _SIDE_BY_SIDE * size for other in sizes):
+    if size == 0 or any(other % size or other > _MERGED * size for other in sizes):
         return 0
     return max(tensor.numel() for tensor in tensors) // size**2 * math.ceil(size / _BLOCK) ** 2
 
 
 def _without_out(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments without those that are only written, which are what is returned."""
+    """Return the arguments without those that are only written, which are also the result."""
     written = {argument.name for argument in func._schema.arguments if argument.is_out}
     return {name: value for name, value in kwargs.items() if name not in written}
 
@@ -217,8 +214,8 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _total(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the memory they are in: two views of the same, such as a matrix and its transpose, count once."""
+def _sum_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that tensors occupy; two views of the same memory, such as a transpose, count once."""
     memory = {}
     for tensor in tensors:
         extent = sorted(zip(tensor.shape, tensor.stride(), strict=True))

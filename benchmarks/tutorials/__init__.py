@@ -1,4 +1,4 @@
-"""The tutorials of docs/tutorials, a module a page: what its code found, as the page's table and picture."""
+"""The tutorials of docs/tutorials: each module turns the results of a page's code into its table and picture."""
 
 from __future__ import annotations
 

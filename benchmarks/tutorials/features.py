@@ -1,4 +1,4 @@
-"""Correlation matrices and spectra of features after BatchNorm and after IterNorm."""
+"""Table and picture of the features tutorial: correlations and spectra after BatchNorm and after IterNorm."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _COLOURS = {"BN": "tab:orange", "IterNorm": "tab:blue"}
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Tabulate means over the seeds, and the accuracy of each seed."""
+    """Return the table of means over the seeds and all accuracies."""
     epochs, seeds = sizes
     seen = results["seen"]["numbers"]
     rows = [
-        _row(name, [form.format(mean(run[key] for run in seen[norm])) for norm in seen])
+        _format_row(name, [form.format(mean(run[key] for run in seen[norm])) for norm in seen])
         for name, (key, form) in _ROWS.items()
     ]
     accuracies = [", ".join(f"{100 * run['accuracy']:.1f}" for run in seen[norm]) for norm in seen]
@@ -45,26 +45,28 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
             "| | " + " | ".join(seen) + " |",
             "| --- |" + " ---: |" * len(seen),
             *rows,
-            _row("test accuracy in %, per seed", accuracies),
+            _format_row("test accuracy in %, each seed", accuracies),
             "",
             f"The whole run took {results['seconds']:.0f} seconds on one core.",
         ]
     )
 
 
-def _row(name: str, cells: list[str]) -> str:
+def _format_row(name: str, cells: list[str]) -> str:
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Draw two correlation matrices and the spectra, in one row."""
+    """Draw two correlation matrices and the spectra in one row."""
     first = results["seen"]["first"]
     figure, axes = plt.subplots(1, 3, figsize=(9, 3.1), dpi=150, layout="constrained", width_ratios=[1, 1, 1.2])
-    images = [_matrix(panel, _LABELS[norm], run) for panel, (norm, run) in zip(axes[:2], first.items(), strict=True)]
+    images = [
+        _draw_matrix(panel, _LABELS[norm], run) for panel, (norm, run) in zip(axes[:2], first.items(), strict=True)
+    ]
     bar = figure.colorbar(images[-1], ax=axes[:2], shrink=0.9, ticks=[-1, 0, 1], pad=0.02)
     bar.set_label("correlation", labelpad=-6)
     for norm, run in first.items():
-        _spectrum(axes[2], norm, run["spectrum"], results["seen"]["numbers"][norm][0]["condition_after"])
+        _draw_spectrum(axes[2], norm, run["spectrum"], results["seen"]["numbers"][norm][0]["condition_after"])
     axes[2].axhline(1, color="grey", linewidth=1, linestyle=":")
     axes[2].text(32, 1.06, "white", color="grey", fontsize=9, ha="right", va="bottom")
     axes[2].set_title("Eigenvalues over their mean", fontsize=11)
@@ -74,7 +76,7 @@ def draw(results: dict[str, Any]) -> Figure:
     return figure
 
 
-def _matrix(axes: Axes, label: str, run: dict[str, Any]) -> AxesImage:
+def _draw_matrix(axes: Axes, label: str, run: dict[str, Any]) -> AxesImage:
     size = len(run["correlations"])
     axes.set(xticks=[0, size - 1], xticklabels=["1", str(size)], yticks=[0, size - 1], yticklabels=["1", str(size)])
     axes.set(xlabel="channel", ylabel="channel")
@@ -83,7 +85,7 @@ def _matrix(axes: Axes, label: str, run: dict[str, Any]) -> AxesImage:
     return axes.imshow(run["correlations"], cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
 
 
-def _spectrum(axes: Axes, norm: str, values: list[float], condition: float) -> None:
+def _draw_spectrum(axes: Axes, norm: str, values: list[float], condition: float) -> None:
     scaled = [value / mean(values) for value in values]
     label = f"{_LABELS[norm]}, κ = {condition:.0f}"
     axes.semilogy(range(1, len(values) + 1), scaled, color=_COLOURS[norm], linewidth=2, label=label)

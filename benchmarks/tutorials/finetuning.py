@@ -1,4 +1,4 @@
-"""Accuracy by epoch of a trained network that is converted and fine-tuned."""
+"""Table and picture of the fine-tuning tutorial: accuracies by epoch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from benchmarks.tutorials.page import Tutorial
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Tabulate accuracies after 0, 1 and all epochs."""
+    """Return the table of accuracies after 0, 1 and all epochs, with the settings of the run."""
     size, images, epochs = sizes
     rows = [
-        f"| {name} | " + " | ".join(_percent(curve, epoch) for epoch in (0, 1, epochs)) + " |"
+        f"| {name} | " + " | ".join(_format_percent(curve, epoch) for epoch in (0, 1, epochs)) + " |"
         for name, curve in results["history"].items()
     ]
     return "\n".join(
@@ -33,8 +33,8 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
     )
 
 
-def _percent(curve: list[float], epoch: int) -> str:
-    """Format an accuracy; a network that was not trained has only the first."""
+def _format_percent(curve: list[float], epoch: int) -> str:
+    """Format an accuracy; a network that was not trained has only its first."""
     return f"{100 * curve[epoch]:.1f}" if epoch < len(curve) else "–"
 
 

@@ -1,4 +1,4 @@
-"""A page whose code runs, and whose numbers are those of its code: what all tutorials share."""
+"""Tutorial pages whose numbers come from running their own code."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Tutorial:
-    """A page, and how its results are shown.
+    """A page, and functions that show its results.
 
-    Its first code is one line of whole numbers, ``images, epochs = 1000, 6``, by which a run is large or small.
+    The page's code starts with one line of whole numbers, ``images, epochs = 1000, 6``, which set the size of a run.
     """
 
     name: str
-    """Of the page's file, its picture and its results."""
+    """Name of the page's file, of its picture and of its results."""
     sizes: tuple[str, ...]
-    """The names in the page's line of numbers."""
+    """Names in the page's line of numbers."""
     outcome: str
-    """The name under which the page's code leaves what it found; JSON can hold it."""
+    """Name of the variable that holds the results of the page's code, which must be JSON values."""
     table: Callable[[dict[str, Any], tuple[int, ...]], str]
-    """From results and sizes to the page's text."""
+    """Function from results and sizes to the page's text."""
     draw: Callable[[dict[str, Any]], Figure]
-    """From results to the picture."""
+    """Function from results to the picture."""
 
     @property
     def page(self) -> Path:
@@ -52,19 +52,19 @@ class Tutorial:
         return _ROOT / "benchmarks" / "results" / f"{self.name}.json"
 
     def code(self) -> str:
-        """All of the page's Python."""
+        """Return all Python code of the page."""
         return "\n".join(re.findall(r"```python\n(.*?)```", self.page.read_text(encoding="utf-8"), re.DOTALL))
 
     def digest(self) -> str:
-        """By which results are seen to be of another code."""
+        """Return a digest of the code, which tells whether stored results are of other code."""
         return hashlib.sha256(self.code().encode()).hexdigest()[:16]
 
     def own_sizes(self) -> tuple[int, ...]:
-        """The numbers in the page's line of them."""
+        """Return the numbers in the page's line of numbers."""
         return tuple(map(int, self._line().groups()))
 
-    def ran(self, sizes: tuple[int, ...] | None = None) -> Any:
-        """What the page's code finds, with its own sizes or others."""
+    def run(self, sizes: tuple[int, ...] | None = None) -> Any:
+        """Run the page's code, with its own sizes or others, and return its results."""
         source = self.code()
         if sizes is not None:
             source = source.replace(self._line().group(), f"{', '.join(self.sizes)} = {', '.join(map(str, sizes))}")
@@ -73,12 +73,12 @@ class Tutorial:
         return names[self.outcome]
 
     def measure(self) -> dict[str, Any]:
-        """The whole run, with what it ran on."""
+        """Run the page and return its results with the time, the machine and the digest of the code."""
         code, start = self.digest(), time.process_time()
-        found = self.ran()
+        outcome = self.run()
         return {
             "code": code,
-            self.outcome: found,
+            self.outcome: outcome,
             "seconds": time.process_time() - start,
             "machine": describe_machine(),
         }
@@ -86,16 +86,16 @@ class Tutorial:
     def store(self, results: dict[str, Any]) -> None:
         self.results.write_text(json.dumps(checksum.add_checksum(results), indent=1) + "\n", encoding="utf-8")
 
-    def stored(self) -> dict[str, Any]:
-        """The results there are; an error where they were changed."""
+    def load(self) -> dict[str, Any]:
+        """Load the stored results; raise if they were changed."""
         return checksum.verify_checksum(json.loads(self.results.read_text(encoding="utf-8")))
 
     def text(self, results: dict[str, Any]) -> str:
-        """What stands between the page's marks."""
+        """Return the text between the page's marks."""
         return self.table(results, self.own_sizes())
 
     def write(self, results: dict[str, Any]) -> None:
-        """Table and picture into the page; by the checksum in the picture it is seen to be of other results."""
+        """Write table and picture into the page; the picture holds a checksum of its results."""
         figure = self.draw(results)
         figure.savefig(self.picture, metadata={"Software": None, "Source": result_digest(results)})
         plt.close(figure)
@@ -103,12 +103,12 @@ class Tutorial:
 
     def _line(self) -> re.Match[str]:
         names, numbers = ", ".join(self.sizes), ", ".join([r"(\d+)"] * len(self.sizes))
-        found = list(re.finditer(f"^{names} = {numbers}$", self.code(), re.MULTILINE))
-        if len(found) != 1:
-            raise ValueError(f"expected one line of {names} in {self.page} (got {len(found)})")
-        return found[0]
+        matches = list(re.finditer(f"^{names} = {numbers}$", self.code(), re.MULTILINE))
+        if len(matches) != 1:
+            raise ValueError(f"expected one line of {names} in {self.page} (got {len(matches)})")
+        return matches[0]
 
 
 def result_digest(results: dict[str, Any]) -> str:
-    """That of the file of the results."""
+    """Return the checksum in the results' file."""
     return str(checksum.add_checksum(results)[checksum.KEY])

@@ -1,4 +1,4 @@
-"""k-NN accuracy by epoch of W-MSE training, compared with the encoder before training."""
+"""Table and picture of the self-supervised tutorial: k-NN accuracy by epoch, and before training."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from benchmarks.tutorials.page import Tutorial
 
 
 def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
-    """Tabulate the accuracy of each seed before and after training."""
+    """Return the table of every seed's accuracy before and after training."""
     images, epochs, seeds = sizes
     history = results["history"]
     tested = results["history"]["tested"]
-    before, after = ([curve[at] for curve in history["accuracy"]] for at in (0, -1))
+    before, after = ([curve[index] for curve in history["accuracy"]] for index in (0, -1))
     return "\n".join(
         [
             f"Accuracy in % of 5 nearest neighbours among {images:,} training images, on {tested:,} test images:",
             "",
             "| | " + " | ".join(f"seed {seed}" for seed in range(seeds)) + " | mean |",
             "| --- |" + " ---: |" * (seeds + 1),
-            _row("encoder before training", before),
-            _row(f"after {epochs} epochs of W-MSE", after),
+            _format_row("encoder before training", before),
+            _format_row(f"after {epochs} epochs of W-MSE", after),
             "",
             f"![Accuracy by epoch]({TUTORIAL.picture.name})",
             "",
@@ -34,12 +34,12 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
     )
 
 
-def _row(name: str, values: list[float]) -> str:
+def _format_row(name: str, values: list[float]) -> str:
     return f"| {name} | " + " | ".join(f"{100 * value:.1f}" for value in (*values, mean(values))) + " |"
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Draw one line per seed, and the mean accuracy before training."""
+    """Draw one line per seed, and their mean accuracy before training."""
     curves = results["history"]["accuracy"]
     figure, axes = plt.subplots(figsize=(6, 3.4), dpi=110, layout="constrained")
     for seed, curve in enumerate(curves):

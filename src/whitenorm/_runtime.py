@@ -21,11 +21,11 @@ def is_transformed() -> bool:
 
     This includes the older vmap, with which autograd takes batches of gradients (``is_grads_batched``, ``vectorize``).
     """
-    # No public function tells of transforms. The compiler comes first: it cannot trace the other checks.
+    # There is no public function for transforms. The compiler comes first, because it cannot trace the other checks; it
+    # is also active in torch.export.
     return (
         torch.compiler.is_compiling()
-        or _is_exporting()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or torch._C._is_tracing()
         or torch._C._are_functorch_transforms_active()
         or torch._C._dispatch_tls_is_dispatch_key_included(_OLDER_VMAP)
     )
@@ -139,17 +139,17 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
         >>> x.grad
         tensor([2., 2.])
     """
+    if not is_transformed():
+        if function not in _EAGER:
+            _EAGER[function] = _merge_context(function)
+        return _EAGER[function].apply(*inputs)
     if is_tracing():
         return function.forward(*inputs)
     if torch.compiler.is_compiling():
         return function.apply(*inputs)
-    if is_transformed():
-        if function not in _FUNCTORCH:
-            _FUNCTORCH[function] = type(function.__name__, (function,), _forward_mode_members(function))
-        return _FUNCTORCH[function].apply(*inputs)
-    if function not in _EAGER:
-        _EAGER[function] = _merge_context(function)
-    return _EAGER[function].apply(*inputs)
+    if function not in _FUNCTORCH:
+        _FUNCTORCH[function] = type(function.__name__, (function,), _forward_mode_members(function))
+    return _FUNCTORCH[function].apply(*inputs)
 
 
 def _forward_mode_members(function: type[torch.autograd.Function]) -> dict[str, Any]:

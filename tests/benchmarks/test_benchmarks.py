@@ -1,4 +1,4 @@
-"""The benchmark suite: its rivals are what it says they are, and its report says what was measured."""
+"""The benchmark suite: the alternatives compute the same as the layers, and the report shows every result."""
 
 import importlib
 import json
@@ -107,8 +107,8 @@ def test_peak_memory_counts_what_is_alive_at_once():
             return (x.repeat(2, 1)[: len(x)] * 2).clone()
 
     # Forward: the repeated input, its part doubled, and the copy; backward needs no more.
-    assert layers.peak_share(torch.nn.Identity(), (64, 64)) <= 1.01
-    assert layers.peak_share(Twice(), (64, 64)) == pytest.approx(4, abs=0.01)
+    assert layers.measure_peak_share(torch.nn.Identity(), (64, 64)) <= 1.01
+    assert layers.measure_peak_share(Twice(), (64, 64)) == pytest.approx(4, abs=0.01)
 
 
 def test_report_shows_every_row_and_loss(results, tmp_path):

@@ -1,4 +1,4 @@
-"""What benchmarks/launches.py counts: no more than the papers' own, and what docs/gpu.md says."""
+"""The counts of benchmarks/launches.py: at most those of the papers' formulation, and equal to those in docs/gpu.md."""
 
 import json
 
@@ -13,7 +13,7 @@ from benchmarks.launch_tables import counts, markdown
 from benchmarks.roofline.work import layer_work, step_work
 from whitenorm.cli.gpu.cases import CASES
 
-# Operations of the authors' code; LayerWhitening has none, and DBN's takes the groups one by one.
+# Operations of the authors' code; there is none for LayerWhitening, and DBN's handles the groups one by one.
 AUTHORS = {"IterNorm": 101, "SW": 175, "GW": 124, "IW": 124}
 
 
@@ -27,15 +27,15 @@ def fresh():
 def test_no_more_operations_and_bytes_than_the_papers_formulation(fresh, name, kernels):
     if kernels not in fresh[name]:
         pytest.skip("no Triton")
-    own, paper = fresh[name][kernels], fresh[name]["paper"]
-    number = own["forward"] + own["backward"]
-    assert number <= paper["forward"] + paper["backward"]
-    assert number <= AUTHORS.get(name, number)
-    assert own["passes"] <= paper["passes"]
+    ours, paper = fresh[name][kernels], fresh[name]["paper"]
+    operations = ours["forward"] + ours["backward"]
+    assert operations <= paper["forward"] + paper["backward"]
+    assert operations <= AUTHORS.get(name, operations)
+    assert ours["passes"] <= paper["passes"]
 
 
 def test_the_page_is_not_stale(fresh):
-    """Else: python -m benchmarks.launches --write."""
+    """To update the page: python -m benchmarks.launches --write."""
     pytest.importorskip("triton")
     assert counts({"layers": fresh}) in launches.PAGE.read_text()
 
@@ -46,7 +46,7 @@ def test_the_tables_are_those_of_the_results():
 
 
 def test_a_net_is_the_sum_of_its_parts(monkeypatch):
-    """Norms counted by themselves, and the rest without them, are the whole."""
+    """The norms counted separately and the net without them add up to the whole net."""
 
     def small():
         with torch.device("meta"):
@@ -59,7 +59,7 @@ def test_a_net_is_the_sum_of_its_parts(monkeypatch):
     resnet._shapes.cache_clear()
     resnet._without_norms.cache_clear()
     try:
-        parts = resnet.step("iternorm", "torch")
+        parts = resnet.step_operations("iternorm", "torch")
     finally:
         resnet._shapes.cache_clear()
         resnet._without_norms.cache_clear()
@@ -70,13 +70,13 @@ def test_a_net_is_the_sum_of_its_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("channels", [64, 128])
-def test_what_ranks_send(channels):
-    """Triangles of 64 features: in float64 forward, in float32 back; one collective each way."""
+def test_bytes_sent_by_ranks(channels):
+    """Triangles of 64 features: one collective forward in float64, and one backward in float32."""
     norm = resnet.Norm(whitenorm.IterNorm(channels), (8, channels, 4, 4))
-    (found,) = collectives.synchronised([norm], "torch")
-    numbers = 1 + channels // 64 * (64 + 64 * 65 // 2)
-    assert collectives.messages(found) == [8 * numbers, 4 * numbers]
-    assert not collectives.messages(layer_work(whitenorm.IterNorm(channels), norm.shape).operations)
+    (operations,) = collectives.count_synchronized([norm], "torch")
+    count = 1 + channels // 64 * (64 + 64 * 65 // 2)
+    assert collectives.message_bytes(operations) == [8 * count, 4 * count]
+    assert not collectives.message_bytes(layer_work(whitenorm.IterNorm(channels), norm.shape).operations)
     assert not torch.distributed.is_initialized()
 
 

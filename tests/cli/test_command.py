@@ -52,7 +52,7 @@ def test_expected_errors_are_one_line(capsys):
     )
 
 
-def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, capsys):
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
     monkeypatch.delitem(sys.modules, "whitenorm.cli.inspect", raising=False)
     assert main(["inspect", "resnet18"]) == 1
@@ -82,7 +82,7 @@ def test_a_closed_pipe_ends_the_command_quietly(args, monkeypatch, capfd):
 
 
 def test_a_reader_that_stops_early_sees_no_error():
-    """In a process of its own, because Python flushes standard output again when it exits."""
+    """In a separate process, because Python flushes standard output again when it exits."""
     code = """
 import sys
 from whitenorm.cli import bench, main

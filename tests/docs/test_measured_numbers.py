@@ -29,7 +29,7 @@ def test_numbers_in_sentences(tmp_path, monkeypatch):
 
 
 def test_costs_are_ratios_of_what_is_stored():
-    full, launches = pages.stored("full"), pages.stored("launches")
+    full, launches = pages.load_results("full"), pages.load_results("launches")
     text = costs.table(full, launches)
     added = full["models"][0]["models"]["GW full"]["step_percent"]
     base, *_ = launches["resnet50"]

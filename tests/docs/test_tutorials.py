@@ -21,7 +21,7 @@ def _images(tmp_path, monkeypatch):
 def test_finetuning_runs():
     pytest.importorskip("timm")
     pytest.importorskip(pretrained.PACKAGE)
-    history = TUTORIALS["finetuning"].ran((32, 40, 1))
+    history = TUTORIALS["finetuning"].run((32, 40, 1))
     assert {name: len(curve) for name, curve in history.items()} == {
         "GW, not calibrated": 1,
         "BN": 2,
@@ -35,14 +35,14 @@ def test_finetuning_runs():
 
 @pytest.mark.usefixtures("_images")
 def test_self_supervised_runs():
-    history = TUTORIALS["self-supervised"].ran((250, 1, 2))
+    history = TUTORIALS["self-supervised"].run((250, 1, 2))
     assert history["tested"] == 50
     assert [len(curve) for curve in history["accuracy"]] == [2, 2]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_features_run():
-    seen = TUTORIALS["features"].ran((1, 1))
+    seen = TUTORIALS["features"].run((1, 1))
     batch, iternorm = (seen["numbers"][norm][0] for norm in ("BN", "IterNorm"))
     assert iternorm["condition_after"] < iternorm["condition_before"]
     assert iternorm["condition_after"] < batch["condition_after"]
@@ -53,7 +53,7 @@ def test_features_run():
 def test_numbers_are_of_the_code(name):
     """If this fails, run ``python -m benchmarks.tutorials NAME``, with --tables if the code did not change."""
     tutorial = TUTORIALS[name]
-    results = tutorial.stored()
+    results = tutorial.load()
     assert results["code"] == tutorial.digest()
     assert tutorial.text(results) in tutorial.page.read_text(encoding="utf-8")
     assert f"]({tutorial.picture.name})" in tutorial.text(results)
@@ -63,4 +63,4 @@ def test_numbers_are_of_the_code(name):
 def test_other_sizes_need_their_line(monkeypatch):
     monkeypatch.setattr(Tutorial, "code", lambda self: "history = {}")
     with pytest.raises(ValueError, match="expected one line of size, images, epochs"):
-        TUTORIALS["finetuning"].ran((32, 40, 1))
+        TUTORIALS["finetuning"].run((32, 40, 1))

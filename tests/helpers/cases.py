@@ -1,4 +1,4 @@
-"""What the tests run over: devices, dtypes and their tolerances, layers, layouts."""
+"""Devices, dtypes with their tolerances, layers and layouts that the tests run over."""
 
 import copy
 
@@ -22,7 +22,7 @@ MIX = ("bw", "iw", "bn", "in", "ln")
 
 
 def batch_layers(channels, solver="newton", **options):
-    """Layers with population statistics."""
+    """Return layers with population statistics by name."""
     return {
         "bw": whitenorm.BatchWhitening(channels, solver=solver, **options),
         "bw-grouped": whitenorm.BatchWhitening(channels, channels // 3, solver, **options),
@@ -63,7 +63,7 @@ def token_layers(features, solver="newton", **options):
 
 
 def channel_layers(channels, solver="newton", **options):
-    """Every layer on (N, C, ...)."""
+    """Return every layer for (N, C, ...) by name."""
     return {
         **batch_layers(channels, solver, **options),
         **switchable_layers(channels, solver, **options),
@@ -77,7 +77,7 @@ TOKEN_LAYERS = list(token_layers(12))
 
 
 def randomise(layer, seed=0):
-    """Parameters and running statistics away from their start, the running matrix positive definite."""
+    """Set random parameters and running statistics, with a positive definite running matrix."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(tensor):
@@ -97,18 +97,18 @@ def randomise(layer, seed=0):
 
 
 def twin(layer, dtype=torch.float64):
-    """A copy for the reference to read from."""
+    """Return a copy of a layer for the reference, on the CPU and in float64."""
     return copy.deepcopy(layer).to(device="cpu", dtype=dtype)
 
 
-def named_gradients(layer, x):
-    """The gradients of the input and of every parameter, by name."""
+def gradients_by_name(layer, x):
+    """Return the gradients of the input and of every parameter by name."""
     return {"input": x.grad, **{name: parameter.grad for name, parameter in layer.named_parameters()}}
 
 
 def assert_close(actual, expected, dtype, what=""):
-    """Close to the tolerance of the dtype, relative to the size of the expected tensor."""
-    assert actual is not None, f"{what}: nothing came"
+    """Assert closeness within the tolerance of the dtype, relative to the size of the expected tensor."""
+    assert actual is not None, f"{what}: got None"
     expected = expected.detach().to(torch.float64).cpu()
     scale = max(1.0, expected.abs().max().item())
     error = (actual.detach().to(torch.float64).cpu() - expected).abs().max().item()
@@ -123,19 +123,19 @@ def channels_last(x):
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-def strided(x):
-    """Every second element of a larger tensor."""
+def stride_two(x):
+    """Return x as every second element of a larger tensor."""
     large = torch.zeros(*(2 * size for size in x.shape), dtype=x.dtype, device=x.device)
     view = large[tuple(slice(None, None, 2) for _ in x.shape)]
     view.copy_(x)
     return view
 
 
-def transposed(x):
+def transpose_memory(x):
     return x.transpose(0, -1).contiguous().transpose(0, -1)
 
 
-LAYOUTS = [contiguous, channels_last, strided, transposed]
+LAYOUTS = [contiguous, channels_last, stride_two, transpose_memory]
 # Odd sizes, and for each rank enough values to whiten 12 channels.
 SHAPES = [(63, 12), (5, 12, 31), (3, 12, 5, 7), (2, 12, 3, 5, 3)]
 # No more than half as many positions as the smallest group of these layers has channels.

@@ -17,7 +17,7 @@ INPUTS = [
 
 
 def errors(solver, scale, offset, condition, channels=32, number=2048):
-    """Of output and input gradient, each relative to its largest value, of batch whitening without ε's help."""
+    """Return the relative errors of output and input gradient of batch whitening with a negligible ε."""
     torch.manual_seed(0)
     deviations = torch.logspace(0, -0.5 * float(torch.tensor(condition).log10()), channels, dtype=torch.float64)
     turn = torch.linalg.qr(torch.randn(channels, channels, dtype=torch.float64))[0]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from tests.helpers import fuzz_compiled, fuzz_ranks, reference
-from tests.helpers.cases import named_gradients, twin
+from tests.helpers.cases import gradients_by_name, twin
 from tests.helpers.conversion_cases import Conversion, draw_conversion, run_conversion
 from tests.helpers.fuzz_cases import HALVES, Case, draw, make_input, make_layer
 from whitenorm.ops.torch import passes
@@ -43,7 +43,7 @@ ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-40}
 
 
 class Deviation(NamedTuple):
-    """A result that is not what it should be, in multiples of what it may be off."""
+    """A wrong result, with its error as a multiple of the allowed error."""
 
     seed: int
     what: str
@@ -52,28 +52,28 @@ class Deviation(NamedTuple):
 
 
 def results_of(layer, forward, x, grad):
-    """Output, gradients by name and, in training, running statistics."""
+    """Return the output, the gradients by name and, in training, the running statistics."""
     x = x.detach().requires_grad_()
     y = forward(layer, x)
     y.backward(grad.to(y.dtype))
-    return {"output": y.detach(), **named_gradients(layer, x)}
+    return {"output": y.detach(), **gradients_by_name(layer, x)}
 
 
-class Seen:
-    """What the reference met on its way: the size of its matrices, and how well its problem is posed."""
+class ReferenceRecord:
+    """Largest matrices and condition numbers that the reference has computed."""
 
     def __init__(self):
         self.matrix, self.condition, self.gap, self.offset = 0.0, 1.0, 1.0, 0.0
 
-    def known(self, roundoff):
-        """Whether a covariance that is off by its roundoff still is one."""
+    def is_well_posed(self, roundoff):
+        """Return whether a covariance with rounding errors is still positive definite."""
         return self.condition * (1 + self.offset) * roundoff * SLACK < 1
 
-    def look_at_moments(self, mean, cov):
+    def record_moments(self, mean, cov):
         deviation = cov.detach().diagonal().max().sqrt().item()
         self.offset = max(self.offset, mean.detach().abs().max().item() / deviation if deviation > 0 else 0.0)
 
-    def look(self, cov, whitening):
+    def record_solve(self, cov, whitening):
         values = torch.linalg.eigvalsh(cov.detach())
         self.matrix = max(self.matrix, whitening.detach().abs().sum(-2).max().item())
         self.condition = max(self.condition, (values[-1] / values[0].clamp_min(1e-300)).item())
@@ -82,28 +82,28 @@ class Seen:
 
 
 @contextlib.contextmanager
-def reference_that(seen, roundoff=0.0, generator=None):
-    """The reference with a smooth inverse root, every mean and covariance off by its roundoff."""
+def patch_reference(seen, roundoff=0.0, generator=None):
+    """Use a reference with a smooth inverse root, whose means and covariances have errors of the size of roundoff."""
     moments, matrix_of = reference.mean_and_cov, reference.whitening_matrix
 
-    def perturbed_moments(columns):
+    def perturb_moments(columns):
         mean, cov = moments(columns)
-        seen.look_at_moments(mean, cov)
+        seen.record_moments(mean, cov)
         if not roundoff:
             return mean, cov
         mean = mean * (1 + roundoff * noise(mean, generator))
         # The gradient, too, is centred by the mean that is known.
         centred = columns - mean.detach()[:, None]
         cov = centred @ centred.T / columns.shape[1]
-        return mean, off(cov, roundoff, generator, mean.detach().abs().max())
+        return mean, add_roundoff(cov, roundoff, generator, mean.detach().abs().max())
 
     def smooth_matrix(cov, solver):
-        cov = off(cov, roundoff, generator) if roundoff else cov
+        cov = add_roundoff(cov, roundoff, generator) if roundoff else cov
         whitening = matrix_of(cov, reference.inverse_root if solver == ZCA() else solver)
-        seen.look(cov, whitening)
+        seen.record_solve(cov, whitening)
         return whitening
 
-    reference.mean_and_cov, reference.whitening_matrix = perturbed_moments, smooth_matrix
+    reference.mean_and_cov, reference.whitening_matrix = perturb_moments, smooth_matrix
     try:
         yield
     finally:
@@ -114,14 +114,14 @@ def noise(tensor, generator):
     return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
 
 
-def off(cov, roundoff, generator, mean=0.0):
-    """The covariance, off by a roundoff of its size, and of the means' products with the deviations between them."""
+def add_roundoff(cov, roundoff, generator, mean=0.0):
+    """Return the covariance with an error of the size of its roundoff and that of the mean's products."""
     s, largest = noise(cov, generator), cov.detach().diagonal().max()
     return cov + roundoff * (largest + mean * largest.sqrt()) * (s + s.T) / 2
 
 
-def moved_statistics(layer, roundoff, generator):
-    """A copy whose running statistics are off by their roundoff, as what is read from them is."""
+def perturb_statistics(layer, roundoff, generator):
+    """Return a copy whose running statistics have errors of the size of roundoff."""
     layer = copy.deepcopy(layer)
     with torch.no_grad():
         for name, buffer in layer.named_buffers():
@@ -131,7 +131,7 @@ def moved_statistics(layer, roundoff, generator):
 
 
 def run(seed):
-    """The deviations of a case, and what kind of comparison it was: full, or of finiteness alone."""
+    """Run a case; return its deviations and the kind of comparison: full, or of finiteness alone."""
     case = draw(seed)
     generator = torch.Generator().manual_seed(seed)
     x = make_input(case, generator)
@@ -143,15 +143,15 @@ def run(seed):
     bad = [name for name, result in actual.items() if result is not None and not result.isfinite().all()]
     x64, grad64 = x.double(), grad.double()
     roundoff = ROUNDOFF[torch.float32 if case.dtype in HALVES else case.dtype]
-    seen = Seen()
-    with reference_that(seen):
+    seen = ReferenceRecord()
+    with patch_reference(seen):
         exact = results_of(twin(naive), reference.forward, x64, grad64)
     exact |= running(naive, before, x64, case)
     actual |= {name: buffer for name, buffer in layer.named_buffers() if name in exact}
     overflow = any(result is not None and result.abs().max() > torch.finfo(case.dtype).max for result in exact.values())
     if bad and not overflow:
         return [Deviation(seed, f"{name} is not finite", float("inf"), case) for name in bad], "finite"
-    posed = seen.known(roundoff) and not (layer.solver == PCA() and seen.gap < 1e-3)
+    posed = seen.is_well_posed(roundoff) and not (layer.solver == PCA() and seen.gap < 1e-3)
     if overflow or not posed:
         return [], "finite"
     for perturbations in PERTURBATIONS:
@@ -169,11 +169,11 @@ def run(seed):
 
 
 def responses(naive, before, x, grad, exact, roundoff, case, generator, perturbations):
-    """By how much each result moves when what it rests on is off by its roundoff: the most of some perturbations."""
+    """Return the largest change of each result under several perturbations of the size of roundoff."""
     response = {name: torch.zeros(()) for name in exact}
     for _ in range(perturbations):
-        with reference_that(Seen(), roundoff, generator):
-            moved = results_of(moved_statistics(naive, roundoff, generator), reference.forward, x, grad)
+        with patch_reference(ReferenceRecord(), roundoff, generator):
+            moved = results_of(perturb_statistics(naive, roundoff, generator), reference.forward, x, grad)
             moved |= running(naive, before, x, case)
         for name, result in moved.items():
             response[name] = torch.maximum(response[name], (result - exact[name]).abs().max())
@@ -181,7 +181,7 @@ def responses(naive, before, x, grad, exact, roundoff, case, generator, perturba
 
 
 def running(layer, before, x, case):
-    """The running statistics after a training step of a batch method, by their definition."""
+    """Return the running statistics after a training step of a batch method, by their definition."""
     if not case.training or not case.name.startswith("bw") or not layer.track_running_stats:
         return {}
     statistics = reference.batch_whitening(x, layer)[1]
@@ -195,7 +195,7 @@ def running(layer, before, x, case):
 
 
 def size_of(name, exact, layer, seen, grad):
-    """The size of the terms that a result is summed up from, which may cancel."""
+    """Return the size of the terms whose sum is a result, because they may cancel."""
     if name in ("output", "running_mean", "running_cov", "running_whitening"):
         return exact[name].abs().max().item()
     # Each term has the gradient of y for a factor, and most the whitened x, which at inference may lie far from zero.
@@ -206,7 +206,7 @@ def size_of(name, exact, layer, seen, grad):
 
 
 def own_rounding(case, name):
-    """Of the result, which for half inputs is half."""
+    """Return the relative error of rounding a result to its dtype."""
     return torch.finfo(case.dtype).eps if name in ("output", "input") and case.dtype in HALVES else 0.0
 
 
@@ -223,7 +223,7 @@ def blocks_of(size):
 
 
 def fuzz(first, cases=None, seconds=None):
-    """Run cases from a first seed on until a number or a time is reached: the tally, and all deviations."""
+    """Run cases from a first seed on until a number or a time is reached; return the tally and all deviations."""
     tally, deviations = collections.Counter(), []
     end = None if seconds is None else time.monotonic() + seconds
     seed = first
@@ -258,7 +258,7 @@ def main():
 
 
 def fuzz_layers(first, cases, seconds):
-    """Run cases of layers and print what was found; whether any deviates."""
+    """Run cases of layers, print the deviations, and return whether there are any."""
     tally, deviations = fuzz(first, cases, seconds)
     for deviation in deviations:
         print(f"seed {deviation.seed}: {deviation.what}, {deviation.ratio:.3g} times what is allowed; {deviation.case}")
@@ -268,7 +268,7 @@ def fuzz_layers(first, cases, seconds):
 
 
 def fuzz_over_ranks(first, cases, seconds):
-    """Run cases over ranks and print what was found; whether any deviates."""
+    """Run cases over ranks, print the deviations, and return whether there are any."""
     with tempfile.TemporaryDirectory() as folder:
         number, deviations, worst = fuzz_ranks.fuzz(first, cases, seconds, f"{folder}/store")
     for deviation in deviations:
@@ -278,7 +278,7 @@ def fuzz_over_ranks(first, cases, seconds):
 
 
 def fuzz_compiled_layers(first, cases, seconds):
-    """Run cases of compiled layers and print what was found; whether any deviates."""
+    """Run cases of compiled layers, print the deviations, and return whether there are any."""
     number, deviations = fuzz_compiled.fuzz(first, cases, seconds)
     for deviation in deviations:
         print(deviation)

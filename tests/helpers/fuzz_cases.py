@@ -1,4 +1,4 @@
-"""What the fuzzer draws: layers and inputs, each a function of a seed."""
+"""Random layers and inputs of the fuzzer, each a function of a seed."""
 
 import random
 from typing import NamedTuple
@@ -13,7 +13,7 @@ DEGENERATE = ("zero", "constant", "constant channels", "duplicate channels", "fe
 
 
 class Case(NamedTuple):
-    """What a seed stands for."""
+    """The layer and input that a seed determines."""
 
     name: str
     solver: object
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 def draw(seed):
-    """The case of a seed."""
+    """Draw the case of a seed."""
     rng = random.Random(seed)
     dtype = rng.choice([torch.float32, torch.float32, torch.float64, *HALVES])
     tokens = rng.random() < 0.15
@@ -66,7 +66,7 @@ def draw(seed):
 
 
 def make_input(case, generator):
-    """Correlated channels whose deviations differ by ``spread``, moved by ``offset`` deviations, then degenerated."""
+    """Return correlated channels with deviations that differ by ``spread``, and a mean of ``offset`` deviations."""
     features = case.shape[-1] if case.name.startswith("lw") else case.shape[1]
     x = torch.randn(case.shape, generator=generator, dtype=torch.float64)
     moved = x if case.name.startswith("lw") else x.movedim(1, -1)
@@ -95,7 +95,7 @@ def make_input(case, generator):
 
 
 def make_layer(case, seed):
-    """In float32 for half inputs, as mixed precision has it, with statistics of the input's size."""
+    """Build the layer, in float32 for half inputs as in mixed precision, with statistics of the input's size."""
     features = case.shape[-1] if case.name.startswith("lw") else case.shape[1]
     make = token_layers if case.name.startswith("lw") else channel_layers
     dtype = torch.float32 if case.dtype in HALVES else case.dtype

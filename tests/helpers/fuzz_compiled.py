@@ -1,4 +1,4 @@
-"""Random layers with an operation in place behind them, compiled, exported and traced, compared with eager execution.
+"""Random layers followed by an in-place operation, compiled, exported and traced, compared with eager execution.
 
 A case is a function of its seed: layer, solver, mode, shape, memory layout, what is done in place, and the tool that
 takes the graph. In float64 the same operations run in another order at most, so results are equal but for rounding.
@@ -31,7 +31,7 @@ TOOLS = ("compile", "compile", "fx", *(["export"] if hasattr(torch.compiler, "is
 
 
 class Case(NamedTuple):
-    """What a seed stands for."""
+    """The layer, tool and input that a seed determines."""
 
     seed: int
     layer: str
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 
 class Net(nn.Module):
-    """A layer with something in place behind it, and a result that depends on it afterwards."""
+    """A layer followed by an in-place operation, and a result that depends on it."""
 
     def __init__(self, layer, in_place):
         super().__init__()
@@ -74,7 +74,7 @@ def draw(seed):
 
 
 def results(function, net, x):
-    """The output, the gradients and the buffers after a step."""
+    """Return the output, the gradients and the buffers after a step."""
     x = x.clone().requires_grad_()
     y = function(x)
     y.square().sum().backward()
@@ -125,7 +125,7 @@ def take(tool, net, x):
 
 
 def fuzz(first, cases, seconds):
-    """Run cases from a first seed on until a number or a time is reached: how many, and the deviations."""
+    """Run cases from a first seed on until a number or a time is reached; return their number and the deviations."""
     end = None if seconds is None else time.monotonic() + seconds
     seed, deviations = first, []
     while (cases is None or seed < first + cases) and (end is None or time.monotonic() < end):

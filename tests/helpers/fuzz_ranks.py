@@ -16,7 +16,7 @@ import torch.multiprocessing
 
 import whitenorm
 from tests.helpers.cases import randomise
-from tests.helpers.ranks import LAYERS, gloo, summed
+from tests.helpers.ranks import LAYERS, all_reduce_sum, gloo
 
 # Far above what rounding makes of these cases in float64: in 3,000 of them, the largest error was 3e-12.
 TOLERANCE = 1e-8
@@ -27,14 +27,14 @@ DENSITIES = [None, 0.0, 0.1, 0.5, 0.9]
 
 
 class Step(NamedTuple):
-    """The batch size and the density of the mask of every rank."""
+    """The batch size and the density of the mask of each rank."""
 
     sizes: tuple[int, ...]
     densities: tuple[float | None, ...]
 
 
 class Case(NamedTuple):
-    """A layer, and what it is trained on."""
+    """A layer and its training batches."""
 
     seed: int
     layer: str
@@ -61,7 +61,7 @@ def draw(seed, world):
 
 
 class Batch(NamedTuple):
-    """The joined batch of a step; ``mask`` is None where no rank has one."""
+    """The joined batch of a step; ``mask`` is None if no rank has one."""
 
     x: torch.Tensor
     mask: torch.Tensor | None
@@ -74,7 +74,7 @@ class Batch(NamedTuple):
         return Batch(self.x[mine], mask, self.grad[mine])
 
     def number(self):
-        """The values of a channel that count."""
+        """Number of values per channel that the mask selects."""
         return self.x[:, 0].numel() if self.mask is None else int(self.mask.sum())
 
     def options(self):
@@ -93,14 +93,14 @@ def make_batch(case, step, generator):
 
 
 def make_layer(case):
-    """With an ε that leaves digits where a covariance is singular."""
+    """Build the layer, with an ε large enough for singular covariances."""
     layer = randomise(LAYERS[case.layer]().double(), case.seed)
     layer.eps = 1e-2
     return layer
 
 
 class Comparison:
-    """The deviations of a case on this rank, and the largest error."""
+    """Return the deviations of a case on this rank, and the largest error."""
 
     def __init__(self, case, rank):
         self.what, self.deviations, self.worst = f"seed {case.seed}, rank {rank}", [], 0.0
@@ -145,7 +145,7 @@ def compare_step(alone, layer, batch, part, step, rank, constant_input, comparis
         comparison.close(local.grad, Batch(joined.grad, None, joined.grad).part(step, rank).x, "gradient of the input")
     with torch.no_grad():
         for (name, parameter), other in zip(layer.named_parameters(), alone.parameters(), strict=True):
-            total = summed(parameter.grad)
+            total = all_reduce_sum(parameter.grad)
             comparison.close(total, other.grad, f"gradient of {name}")
             parameter.sub_(0.1 * total)
             other.sub_(0.1 * other.grad)
@@ -157,7 +157,7 @@ def compare_step(alone, layer, batch, part, step, rank, constant_input, comparis
 
 
 def compare_few_values(layer, part, number, comparison):
-    """One value is an error; none give zeros, and zero gradients. Neither changes anything."""
+    """Check that one value raises, and that no values give zeros and zero gradients; neither changes the layer."""
     before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     x = part.x.clone().requires_grad_()
     try:
@@ -177,7 +177,7 @@ def compare_few_values(layer, part, number, comparison):
 
 
 def compare_all(rank, world, first, cases=None, seconds=None):
-    """Run cases from a first seed on until a number or a time is reached: their number, all deviations, the worst."""
+    """Run cases from a first seed on until a number or a time is reached; return count, deviations and worst error."""
     deviations, worst, seed = [], 0.0, first
     end = None if seconds is None else time.monotonic() + seconds
     while cases is None or seed < first + cases:
@@ -196,7 +196,7 @@ def compare_all(rank, world, first, cases=None, seconds=None):
 
 
 def run_rank(rank, world, path, results, arguments):
-    """What a process of :func:`fuzz` runs."""
+    """Run the cases of :func:`fuzz` in one process."""
     torch.set_num_threads(1)
     with gloo(path, rank, world):
         found = compare_all(rank, world, *arguments)

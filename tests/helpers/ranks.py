@@ -1,4 +1,4 @@
-"""What the processes of the distributed tests run: each compares itself with one process on the joined batch."""
+"""Checks that the processes of the distributed tests run, against a single process on the joined batch."""
 
 import copy
 import datetime
@@ -37,7 +37,7 @@ needs_fsdp = pytest.mark.skipif(
 
 @contextmanager
 def gloo(path, rank=0, world=1):
-    """A process group."""
+    """Initialize a process group."""
     # A collective that some rank leaves out shall fail, not hang.
     timeout = datetime.timedelta(seconds=90)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=timeout)
@@ -51,7 +51,7 @@ def gloo(path, rank=0, world=1):
 
 
 def start(rank, world, path, function):
-    """A process of a group."""
+    """Run a function in a process of a group."""
     torch.set_num_threads(1)
     with gloo(path, rank, world):
         function(rank, world)
@@ -63,14 +63,14 @@ def close(actual, expected, what):
     assert error <= 1e-8 * scale, f"{what}: error {error:.1e} at scale {scale:.1e}"
 
 
-def summed(tensor):
+def all_reduce_sum(tensor):
     tensor = tensor.clone()
     dist.all_reduce(tensor)
     return tensor
 
 
 def equal_to_the_joined_batch(rank, world):
-    """Forward, gradients and buffers, for batches of uneven sizes."""
+    """Compare forward, gradients and buffers for batches of uneven sizes."""
     for name, make in LAYERS.items():
         for sizes in SIZES[world]:
             for shape in [(6, 4, 5)] + ([(6,)] if name in ("iternorm", "dbn", "sw-batch") else []):
@@ -89,7 +89,7 @@ def equal_to_the_joined_batch(rank, world):
                 close(y, expected[mine], what + "output")
                 close(local.grad, joined.grad[mine], what + "gradient of the input")
                 for (key, parameter), other in zip(layer.named_parameters(), alone.parameters(), strict=True):
-                    close(summed(parameter.grad), other.grad, what + f"gradient of {key}")
+                    close(all_reduce_sum(parameter.grad), other.grad, what + f"gradient of {key}")
                 for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
                     close(buffer, other, what + key)
 
@@ -111,7 +111,7 @@ def padding_of_all_ranks_counts_for_nothing(rank, world):
 
 
 def empty_on_all_ranks(rank, world):
-    """Leaves gradients at zero and statistics as they were; what comes after is as if it had not been."""
+    """Leave gradients at zero and statistics unchanged; later steps are not affected."""
     for name, make in LAYERS.items():
         torch.manual_seed(0)
         layer = whitenorm.synchronize_(randomise(make()))
@@ -136,11 +136,11 @@ def one_collective_each_way(rank, world):
     calls = []
     original = dist.all_reduce
 
-    def counted(*arguments, **options):
+    def count_all_reduce(*arguments, **options):
         calls.append(options.get("group"))
         return original(*arguments, **options)
 
-    dist.all_reduce = counted
+    dist.all_reduce = count_all_reduce
     for make in LAYERS.values():
         layer = whitenorm.synchronize_(make())
         x = torch.randn(4, 6, 3, 3, requires_grad=True)
@@ -155,7 +155,7 @@ def one_collective_each_way(rank, world):
 
 
 def offset_survives(rank, world):
-    """A mean of a thousand standard deviations, in float32."""
+    """Compare with a mean of a thousand standard deviations, in float32."""
     torch.manual_seed(0)
     x = torch.randn(world * 64, 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64)
     layer = whitenorm.synchronize_(whitenorm.BatchWhitening(4, population="covariance", momentum=1.0))
@@ -172,7 +172,7 @@ def network():
 
 
 def inside(wrap, what, rank, world):
-    """Gradients and buffers of a network whose parameters are kept by a wrapper such as DDP."""
+    """Compare gradients and buffers of a network inside a wrapper such as DDP."""
     torch.manual_seed(1)
     x, labels = torch.randn(3 * world, 3, 8, 8, dtype=torch.float64), torch.randint(4, (3 * world,))
     mine = slice(3 * rank, 3 * rank + 3)
@@ -191,10 +191,10 @@ def inside_ddp(rank, world):
 
 
 def inside_fsdp(rank, world):
-    inside(sharded, "FSDP2", rank, world)
+    inside(shard, "FSDP2", rank, world)
 
 
-def sharded(model, world):
+def shard(model, world):
     mesh = init_device_mesh("cpu", (world,))
     for module in model:
         if list(module.parameters()):
@@ -203,7 +203,7 @@ def sharded(model, world):
 
 
 def broadcast_buffers(rank, world):
-    """Into a running covariance in eval mode, and by DDP before a forward: the matrix is that of the new one."""
+    """Broadcast into a running covariance in eval mode, and by DDP before a forward: the matrix is recomputed."""
     layer = whitenorm.BatchWhitening(4, solver="zca", population="covariance", affine=False)
     layer(torch.randn(16, 4, generator=torch.Generator().manual_seed(rank)))
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
@@ -228,7 +228,7 @@ def broadcast_buffers(rank, world):
 
 
 def subgroup_and_recalibration(rank, world):
-    """Only the ranks of the group count; recalibration joins their data."""
+    """Check that only the ranks of the group count, and that recalibration joins their data."""
     group = dist.new_group([0, 1])
     if rank > 1:
         return
@@ -246,18 +246,18 @@ def subgroup_and_recalibration(rank, world):
 
 
 class Unsynchronised(nn.SyncBatchNorm):
-    """Its own forward runs on GPUs only, but what is recalibrated are its inputs."""
+    """SyncBatchNorm whose forward runs on CPUs, too; recalibration needs only its inputs."""
 
     forward = nn.BatchNorm2d.forward
 
 
 def recalibration_in_step(rank, world):
-    """Ranks with more or fewer batches than others, without any, or with an error: an error on all, and no change."""
+    """Check that uneven batches or an error on one rank raise on all ranks and change nothing."""
     model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.BatchWhitening(4)))
     before = copy.deepcopy(model.state_dict())
     x = torch.randn(8, 4)
 
-    def broken():
+    def fail_midway():
         yield x
         if rank == 1:
             raise OSError("disk")
@@ -274,7 +274,7 @@ def recalibration_in_step(rank, world):
         "all empty": (ValueError, "got 2 batches, and fewer than 2 values", [x[:0]] * 2),
     }
     error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 2 \(got an error on rank 1\)")
-    cases["one that breaks off"] = error, words, broken()
+    cases["one that breaks off"] = error, words, fail_midway()
     error, words = (OSError, "disk") if rank == 1 else (RuntimeError, r"to read batch 1 \(got an error on rank 1\)")
     cases["one that does not begin"] = error, words, Unreadable() if rank == 1 else [x]
     for what, (error, words, batches) in cases.items():
@@ -316,7 +316,7 @@ def failing_hook(layer):
 
 
 def recalibration_with_an_error_in_the_model(rank, world):
-    """Wherever it is raised on one rank, all raise at once, and nothing is changed; the group can still be used."""
+    """Check that an error on one rank raises on all and changes nothing; the group can still be used."""
     x = torch.randn(8, 4)
 
     def model(place=None, call=2, error=None):
@@ -326,10 +326,10 @@ def recalibration_with_an_error_in_the_model(rank, world):
         return whitenorm.synchronize_(nn.Sequential(*layers))
 
     def with_hook():
-        broken = model()
+        fail_midway = model()
         if rank == 1:
-            failing_hook(broken[2])
-        return broken
+            failing_hook(fail_midway[2])
+        return fail_midway
 
     whole, narrow = [x, x, x], [x, x, x[:, :3]]
     told = r"expected all ranks to process batch {} \(got an error on rank 1\)"
@@ -342,23 +342,23 @@ def recalibration_with_an_error_in_the_model(rank, world):
         (model(), narrow if rank == 1 else whole, ValueError, "expected 4 channels", 3),
         (model(), [x.long() if rank == 1 else x], ValueError, "floating-point", 1),
     ]
-    for broken, batches, error, words, number in cases:
-        before = copy.deepcopy(broken.state_dict())
+    for fail_midway, batches, error, words, number in cases:
+        before = copy.deepcopy(fail_midway.state_dict())
         error, words = (error, words) if rank == 1 else (RuntimeError, told.format(number))
         start = time.monotonic()
         with pytest.raises(error, match=words):
-            whitenorm.recalibrate_(broken.eval(), batches, progress=False)
+            whitenorm.recalibrate_(fail_midway.eval(), batches, progress=False)
         assert time.monotonic() - start < 30
-        for key, value in broken.state_dict().items():
+        for key, value in fail_midway.state_dict().items():
             assert torch.equal(value, before[key]), key
-        assert not any(module.training for module in broken.modules())
+        assert not any(module.training for module in fail_midway.modules())
     data = torch.randn(world, 8, 4, generator=torch.Generator().manual_seed(0))
     recalibrated = whitenorm.recalibrate_(model(), [data[rank]], progress=False)
     assert torch.allclose(recalibrated[0].running_mean, data.flatten(0, 1).mean(0), atol=1e-6)
 
 
 def recalibration_with_an_error_and_several_groups(rank, world):
-    """A rank that is told of the error in one group tells its others."""
+    """Check that a rank forwards an error from one of its groups to the others."""
     pair = dist.new_group([0, 1])
     model = whitenorm.synchronize_(nn.Sequential(whitenorm.IterNorm(4), whitenorm.IterNorm(4)))
     model[0].process_group = pair if rank < 2 else None

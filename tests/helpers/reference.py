@@ -55,14 +55,14 @@ def whitening_matrix(cov, solver):
 
 
 def mean_and_cov(columns):
-    """Of a d×m matrix: mean, and (1/m)·XcXcᵀ."""
+    """Return the mean of a d×m matrix, and (1/m)·XcXcᵀ."""
     mean = columns.mean(1)
     centred = columns - mean[:, None]
     return mean, centred @ centred.T / columns.shape[1]
 
 
 def unroll(x):
-    """(N, C, ...) as the d×m matrix of DBN, section 3.3: every position is a sample."""
+    """Return (N, C, ...) as the d×m matrix of DBN, section 3.3: every position is a sample."""
     return torch.cat([sample.reshape(x.shape[1], -1) for sample in x], dim=1)
 
 
@@ -91,8 +91,8 @@ def batch_whitening(x, layer):
     return scale_and_shift(roll(torch.cat(outputs), x), layer.weight, layer.bias), statistics
 
 
-def fixed_whitening(x, layer):
-    """Inference of a batch method: the population's mean and matrix, group by group."""
+def apply_population(x, layer):
+    """Apply the population's mean and matrix of a batch method, group by group."""
     columns, k = unroll(x), layer.group_size
     outputs = []
     for g, start in enumerate(range(0, x.shape[1], k)):
@@ -118,8 +118,8 @@ def instance_whitening(x, layer):
     return scale_and_shift(torch.stack(samples), layer.weight, layer.bias)
 
 
-def whitened_groups(sample, num_groups, layer):
-    """GW, algorithm 1, of one sample."""
+def whiten_groups(sample, num_groups, layer):
+    """Whiten the groups of one sample by GW, algorithm 1."""
     groups = sample.reshape(num_groups, -1)
     mean, cov = mean_and_cov(groups)
     matrix = whitening_matrix(cov + layer.eps * torch.eye(num_groups, dtype=sample.dtype), layer.solver)
@@ -127,13 +127,13 @@ def whitened_groups(sample, num_groups, layer):
 
 
 def group_whitening(x, layer):
-    y = torch.stack([whitened_groups(sample, layer.num_groups, layer) for sample in x])
+    y = torch.stack([whiten_groups(sample, layer.num_groups, layer) for sample in x])
     return scale_and_shift(y, layer.weight, layer.bias)
 
 
 def layer_whitening(x, layer):
     tokens = x.reshape(-1, *layer.normalized_shape)
-    y = torch.stack([whitened_groups(token, layer.num_groups, layer) for token in tokens]).reshape(x.shape)
+    y = torch.stack([whiten_groups(token, layer.num_groups, layer) for token in tokens]).reshape(x.shape)
     y = y if layer.weight is None else y * layer.weight
     return y if layer.bias is None else y + layer.bias
 
@@ -195,7 +195,7 @@ def w_mse(views, orders, size, eps, normalize):
 
 
 def forward(layer, x):
-    """What the layer should return for x, in its present mode."""
+    """Return the expected output of a layer in its present mode."""
     name = type(layer).__name__
     if name == "SwitchableWhitening":
         return switchable_whitening(x, layer, layer.training or not layer.track_running_stats)
@@ -207,4 +207,4 @@ def forward(layer, x):
         return layer_whitening(x, layer)
     if layer.training or not layer.track_running_stats:
         return batch_whitening(x, layer)[0]
-    return fixed_whitening(x, layer)
+    return apply_population(x, layer)

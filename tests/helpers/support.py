@@ -1,4 +1,4 @@
-"""The table of docs/compatibility.md: which layers work inside which tools. ``make support`` writes it anew.
+"""The table of docs/compatibility.md: which layers work inside which tools. ``make support`` updates it.
 
 Every cell is the outcome of a check that compares the tool with plain eager execution, with an in-place activation
 behind the layer. ``test_support.py`` runs the same checks and compares their outcomes with the page.
@@ -40,7 +40,7 @@ BOTH = ("train", "eval")
 
 
 def network(name, training):
-    """A layer between two others, with an in-place activation behind it."""
+    """A layer between two others, followed by an in-place activation."""
     torch.manual_seed(0)
     tokens = name == "LW"
     first, last = (nn.Linear(3, 6), nn.Linear(6, 4)) if tokens else (nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 1))
@@ -54,7 +54,7 @@ def batch(name, size=8, dtype=torch.float32):
 
 
 def results(model, x, of=None):
-    """Output, gradients by name, and buffers of a training step; the tensors are those ``of`` another module."""
+    """Return output, gradients by name, and buffers of a training step; the tensors are those ``of`` another module."""
     of = model if of is None else of
     x = x.clone().requires_grad_()
     y = model(x)
@@ -181,11 +181,11 @@ def inside_ddp(rank, world, name):
 
 
 def inside_fsdp(rank, world, name):
-    inside(lambda model: ranks.sharded(model, world), rank, world, name)
+    inside(lambda model: ranks.shard(model, world), rank, world, name)
 
 
 def inside(wrap, rank, world, name):
-    """A training step over two ranks is one of a single process on the joined batch."""
+    """Check that a training step over two ranks equals one of a single process on the joined batch."""
     alone, model = network(name, True).double(), network(name, True).double()
     if any(isinstance(module, whitenorm.layers.base.PopulationWhitening) for module in model):
         whitenorm.synchronize_(model)
@@ -233,7 +233,7 @@ TOOLS = {
 
 
 def outcome(tool, name):
-    """The cell of a table: yes, no, or the one mode in which the tool's check passes; and the errors of the others."""
+    """Return the table's cell (yes, no, or the only mode that passes), and the errors of the other modes."""
     passed, errors = [], {}
     for mode in TOOLS[tool].modes:
         try:
@@ -250,8 +250,8 @@ def outcome(tool, name):
     return (passed[0] if passed else "no"), errors
 
 
-def written_table(page):
-    """The cells of the page, by tool and layer."""
+def read_table(page):
+    """Return the cells of the page's table by tool and layer."""
     table = page.split(MARKS[0])[1].split(MARKS[1])[0].strip().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     header, _, *body = rows

@@ -16,7 +16,7 @@ from tests.helpers.cases import (
     channel_layers,
     channels_last,
     contiguous,
-    named_gradients,
+    gradients_by_name,
     randomise,
     twin,
 )
@@ -38,8 +38,8 @@ def compare(layer, x, dtype, smooth=False):
     grad = torch.randn(y.shape, dtype=torch.float64).to(y)
     y.backward(grad)
     expected.backward(grad.to(device="cpu", dtype=torch.float64))
-    expected_gradients = named_gradients(naive, x64)
-    for name, gradient in named_gradients(layer, x).items():
+    expected_gradients = gradients_by_name(naive, x64)
+    for name, gradient in gradients_by_name(layer, x).items():
         assert_close(gradient, expected_gradients[name], dtype, f"gradient of {name}")
 
 
@@ -103,7 +103,7 @@ def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch)
 @pytest.mark.parametrize("solver", [*map(Newton, (0, 1, 5)), "zca", "cholesky"], ids=str)
 @pytest.mark.parametrize("num_groups", [3, 4, 6, 12])
 def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
-    """Where there are more groups than channels in each, the dual is solved; the reference knows of none."""
+    """With more groups than channels per group, the layer solves the dual; the reference does not."""
     monkeypatch.setattr(passes, "BLOCK_BYTES", 500)
     monkeypatch.setattr(passes, "BUFFER_BYTES", 1)
     layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=torch.float64))

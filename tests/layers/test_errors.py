@@ -16,12 +16,12 @@ BATCH = [
 
 
 @pytest.mark.parametrize("make", BATCH)
-def test_group_size_that_does_not_divide_lists_what_does(make):
+def test_a_group_size_that_does_not_divide_lists_the_divisors(make):
     with pytest.raises(ValueError, match=r"divide the 12 channels \(got 5\); choose one of \[1, 2, 3, 4, 6, 12\]"):
         make(12, 5)
 
 
-def test_num_groups_that_does_not_divide_lists_what_does():
+def test_num_groups_that_does_not_divide_lists_the_divisors():
     with pytest.raises(ValueError, match=r"divide the 12 channels \(got 5\); choose one of \[1, 2, 3, 4, 6, 12\]"):
         whitenorm.GroupWhitening(5, 12)
     with pytest.raises(ValueError, match=r"divide the 12 features \(got 24\); choose one of \[1, 2, 3, 4, 6, 12\]"):
@@ -151,7 +151,7 @@ def test_momentum(momentum):
         whitenorm.IterNorm(12, momentum=momentum)
 
 
-def test_functions_say_what_they_miss():
+def test_errors_for_missing_statistics():
     x = torch.randn(4, 12, 3)
     with pytest.raises(ValueError, match="expected running_mean and running_matrix when training=False"):
         functional.batch_whitening(x)

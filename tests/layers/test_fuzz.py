@@ -25,7 +25,7 @@ def of_layer(name, cases=40):
 
 @pytest.mark.parametrize("factor", [0.99, 1.01])
 def test_a_wrong_gradient_is_found(factor, monkeypatch):
-    """Of one percent, in what comes through ZCA's matrix."""
+    """The fuzzer finds an error of one percent in ZCA's backward."""
     right = spectral._differentiate_inverse_root
     monkeypatch.setattr(spectral, "_differentiate_inverse_root", lambda *tensors: factor * right(*tensors))
     seeds = [seed for seed in of_layer("bw", 400) if fuzz.draw(seed).solver == "zca" and fuzz.draw(seed).training]
@@ -54,7 +54,7 @@ def single_rank(tmp_path):
 
 @pytest.mark.usefixtures("single_rank")
 def test_wrong_results_over_ranks_are_found(monkeypatch):
-    """Of one percent in the statistics and in their gradient; and a single value that is let through."""
+    """The fuzzer finds errors of one percent in the statistics and their gradient, and a missing error."""
     assert not fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]
     gradient, moments = whiten.reduce_gradient, whiten.reduce_moments
 

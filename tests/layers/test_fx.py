@@ -45,7 +45,7 @@ def test_keywords_are_recorded():
     assert torch.equal(traced(x, mask), copy.deepcopy(model)(x, mask))
 
 
-def test_a_subclass_is_one_call_with_what_it_adds():
+def test_a_subclass_is_traced_as_one_call():
     class Doubled(whitenorm.IterNorm):
         def forward(self, input):
             return 2 * super().forward(input)
@@ -68,7 +68,7 @@ def test_names_of_feature_extraction():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantization_prepares_what_is_around():
+def test_quantization_prepares_the_surrounding_modules():
     quantize_fx = pytest.importorskip("torch.ao.quantization.quantize_fx")
     model = nn.Sequential(nn.Conv2d(3, 8, 3), whitenorm.IterNorm(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     x = torch.randn(4, 3, 12, 12)
@@ -78,7 +78,7 @@ def test_quantization_prepares_what_is_around():
     assert torch.allclose(prepared(x), model(x), atol=1e-6)
 
 
-def test_torchscript_says_what_to_do():
+def test_torchscript_raises_a_helpful_error():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), whitenorm.IterNorm(8), nn.ReLU()).eval()
     with pytest.raises(ValueError, match=r"expected torch.jit.trace, .* for IterNorm \(got torch.jit.script"):
         torch.jit.script(model)

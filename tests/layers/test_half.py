@@ -294,7 +294,7 @@ def accuracy(model, split):
     return (model.eval()(split.images.flatten(1).to(dtype)).argmax(1) == split.labels).float().mean().item()
 
 
-def trained_on_digits(solver, dtype):
+def train_on_digits(solver, dtype):
     train, test = pytest.importorskip("whitenorm_lab.digits").load()
     torch.manual_seed(1)
     norm = whitenorm.BatchWhitening(64, solver=solver, population="covariance")
@@ -311,10 +311,10 @@ def trained_on_digits(solver, dtype):
 
 @pytest.mark.parametrize("solver", ["zca", "cholesky"])
 def test_digits_learned_in_pure_bfloat16_and_after_a_cast(solver):
-    model, test = trained_on_digits(solver, torch.float32)
+    model, test = train_on_digits(solver, torch.float32)
     expected = accuracy(model, test)
     assert expected > 0.85
     assert abs(accuracy(copy.deepcopy(model).bfloat16(), test) - expected) < 0.01
     assert abs(accuracy(copy.deepcopy(model).half(), test) - expected) < 0.01
-    model, test = trained_on_digits(solver, torch.bfloat16)
+    model, test = train_on_digits(solver, torch.bfloat16)
     assert accuracy(model, test) > expected - 0.03

@@ -16,7 +16,7 @@ ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky"]
 
 
 def run(layer, x):
-    """y and the gradients of input and parameters for a fixed gradient of y."""
+    """Return y, the gradients of the input and the parameters for a fixed gradient of y, and this gradient."""
     x = x.detach().requires_grad_()
     y = layer(x)
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
@@ -24,8 +24,8 @@ def run(layer, x):
     return [y, x.grad, *(parameter.grad for parameter in layer.parameters())], grad
 
 
-def expected(layer, x, grad):
-    """The same by the float64 reference; exact whitening by a formula that is smooth at repeated eigenvalues."""
+def run_reference(layer, x, grad):
+    """Run the float64 reference; exact whitening by a formula that is smooth at repeated eigenvalues."""
     naive = twin(layer)
     if naive.solver in (ZCA(), Newton(steps=40)):
         naive.solver = reference.inverse_root
@@ -57,7 +57,7 @@ def test_layers_survive_an_offset_of_a_thousand_deviations(name):
     x = torch.randn(8, 12, 10, 10) + 1000
     results, grad = run(layer, x)
     names = ["output", "input", *(name for name, _ in layer.named_parameters())]
-    for what, actual, exact in zip(names, results, expected(layer, x, grad), strict=True):
+    for what, actual, exact in zip(names, results, run_reference(layer, x, grad), strict=True):
         allowed = 3e-2 if "logits" in what else 1e-3
         assert (actual - exact).abs().max() <= allowed * exact.abs().max(), what
 
@@ -78,7 +78,7 @@ def test_scales(name, solver, scale, eps):
     layer = channel_layers(6, solver, eps=eps)[name]
     x = torch.randn(8, 6, 6, 6) * torch.linspace(1, 2, 6)[:, None, None] * scale
     results, grad = run(layer, x)
-    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+    for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
         assert actual.isfinite().all()
         assert (actual - exact).abs().max() <= 2e-3 * exact.abs().max()
 
@@ -106,7 +106,7 @@ def test_degenerate_inputs(name, solver, kind, eps):
         assert actual.isfinite().all()
     # PCA's axes are arbitrary where eigenvalues repeat, and its gradient has a pole there: finite is all there is.
     if solver != "pca" and eps == 1e-2:
-        for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+        for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
             assert (actual - exact).abs().max() <= 2e-3 * max(1, exact.abs().max())
 
 
@@ -126,7 +126,7 @@ def test_zero_eps_and_a_dead_channel():
 
 @pytest.mark.parametrize("solver", ALL_SOLVERS, ids=str)
 def test_zero_eps_and_a_rank_deficient_batch(solver):
-    """What lies below the precision of the largest eigenvalue is not blown up: W stays below 1/√(precision·λ)."""
+    """Directions below the precision of the largest eigenvalue are not amplified: W stays below 1/√(precision·λ)."""
     torch.manual_seed(0)
     x = torch.randn(500, 8) @ torch.randn(8, 32)
     layer = whitenorm.BatchWhitening(32, solver=solver, eps=0.0)
@@ -171,7 +171,7 @@ def test_half_layers(name):
 @pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 def test_nan_shows(solver, population):
-    """In the output, the gradient and the running statistics, as with BatchNorm; nothing raises."""
+    """NaN appears in the output, the gradient and the running statistics, as with BatchNorm; nothing raises."""
     layer = whitenorm.BatchWhitening(4, 2, solver, population=population)
     x = torch.randn(8, 4)
     x[3, 1] = torch.nan
@@ -204,7 +204,7 @@ def test_gradients_at_the_ends_of_the_range(solver, scale):
     layer = whitenorm.BatchWhitening(6, solver=solver, eps=0.0)
     x = torch.randn(40, 6) * torch.linspace(1, 3, 6) * scale
     results, grad = run(layer, x)
-    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+    for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
         assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
@@ -249,7 +249,7 @@ def test_a_far_mean_costs_no_digits_of_the_map(solver, allowed, shape, training,
     layer = whitenorm.BatchWhitening(64, solver=solver, momentum=1.0, population="covariance")
     layer(x)
     results, grad = run(layer.train(training), x)
-    actual, exact = results[0], expected(layer, x, grad)[0]
+    actual, exact = results[0], run_reference(layer, x, grad)[0]
     assert (actual - exact).abs().max() <= allowed * exact.abs().max()
 
 
@@ -264,32 +264,32 @@ def test_only_a_far_mean_is_taken_off_before(offset, monkeypatch):
 
 @pytest.mark.parametrize("solver", ["newton", "zca"])
 def test_samples_far_from_the_population(solver):
-    """What comes to x through a sample's own covariance is a map around its own mean, wherever the mixed one lies."""
+    """The gradient through a sample's covariance is a map around the sample's mean, however far the mixed mean is."""
     torch.manual_seed(0)
     layer = whitenorm.SwitchableWhitening(12, 6, solver=solver).eval()
     x = torch.randn(4, 12, 5, 5) + 1000
     results, grad = run(layer, x)
-    actual, exact = results[1], expected(layer, x, grad)[1]
+    actual, exact = results[1], run_reference(layer, x, grad)[1]
     assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
 def test_a_far_mean_of_vectors_in_groups():
-    """Where the smaller side is solved, which has no mean of its own."""
+    """The dual is solved here, which has no mean."""
     torch.manual_seed(0)
     layer = whitenorm.GroupWhitening(16, 64)
     x = torch.randn(32, 64) + 1000
     results, grad = run(layer, x)
-    for actual, exact in zip(results, expected(layer, x, grad), strict=True):
+    for actual, exact in zip(results, run_reference(layer, x, grad), strict=True):
         assert (actual - exact).abs().max() <= 1.5e-4 * exact.abs().max()
 
 
-def test_a_solver_made_of_another_keeps_its_own_way_on_vectors():
-    """The dual knows Newton's and ZCA's functions of the spectrum, not what a subclass makes of them."""
+def test_a_derived_solver_is_not_reduced_on_vectors():
+    """The dual exists for Newton and ZCA, but not for subclasses, which may compute something else."""
 
     class Half(whitenorm.solvers.Newton):
         def solve(self, cov):
-            whitening, found = super().solve(cov)
-            return whitening / 2, found
+            whitening, residuals = super().solve(cov)
+            return whitening / 2, residuals
 
     x = torch.randn(4, 16)
     for groups in (4, 8):

@@ -1,4 +1,4 @@
-"""Where a method becomes another one, and what its output must satisfy by construction."""
+"""Special cases in which a method equals another one, and properties of its output."""
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ def test_tied_weights_are_one_parameter():
 
 
 def covariance(y):
-    """Of channels over everything else."""
+    """Return mean and variance of each channel."""
     columns = y.movedim(1, 0).flatten(1)
     centred = columns - columns.mean(1, keepdim=True)
     return centred @ centred.T / columns.shape[1]

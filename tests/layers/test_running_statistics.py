@@ -36,7 +36,7 @@ def test_batch_methods(population, momentum):
 
 
 @pytest.mark.parametrize("statistics", [("bw", "iw"), ("iw", "bn"), ("bw", "iw", "bn", "in", "ln")], ids=str)
-def test_switchable_keeps_the_batch_part(statistics):
+def test_switchable_tracks_the_batch_statistics(statistics):
     layer = whitenorm.SwitchableWhitening(6, 3, statistics, momentum=0.3, dtype=FLOAT64)
     alone = whitenorm.BatchWhitening(6, 3, momentum=0.3, population="covariance", dtype=FLOAT64)
     for x in batches():

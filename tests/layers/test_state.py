@@ -50,11 +50,11 @@ def test_state_dict_names():
     assert list(whitenorm.GroupWhitening(4, 8).state_dict()) == ["weight", "bias"]
 
 
-def pickled(layer):
+def pickle_roundtrip(layer):
     return pickle.loads(pickle.dumps(layer))
 
 
-@pytest.mark.parametrize("through", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("through", [copy.deepcopy, pickle_roundtrip])
 @pytest.mark.parametrize("name", LAYERS)
 def test_copies_after_use(name, through):
     """After training and inference, with whatever they left behind."""
@@ -69,7 +69,7 @@ def test_copies_after_use(name, through):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_repr_rebuilds_what_matters(name):
+def test_repr_shows_the_options(name):
     text = repr(make(name))
     assert "12" in text
     assert "solver=Newton(steps=5)" in text
@@ -141,7 +141,7 @@ def test_dtype_argument(name, dtype):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_functional_call(name, training):
-    """With other parameters and buffers, leaving the layer's own alone; also under torch.func.grad."""
+    """It uses the given parameters and buffers and leaves the layer's unchanged; also under torch.func.grad."""
     layer, other = make(name).train(training), make(name).train(training)
     for tensor in [*other.parameters(), *other.buffers()]:
         if tensor.is_floating_point():
@@ -174,7 +174,7 @@ def test_backward_twice_with_retain_graph(name, training):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_only_what_asks_for_gradients_gets_them(name):
+def test_only_tensors_that_require_gradients_get_them(name):
     layer, x = make(name), make_input(name)
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
@@ -207,7 +207,7 @@ def test_memory_format_is_kept(name, memory_format):
     ids=str,
 )
 def test_output_may_be_changed_in_place(name, training, memory_format, shape):
-    """As by ReLU(inplace=True), which follows most norms."""
+    """As with ReLU(inplace=True), which follows most norms."""
     layer, x = make(name).train(training), torch.randn(shape)
     if len(shape) == 4:
         x = x.to(memory_format=memory_format)

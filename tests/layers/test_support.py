@@ -8,7 +8,7 @@ from tests.helpers import ranks, support
 
 @pytest.fixture(scope="module")
 def table():
-    return support.written_table(support.PAGE.read_text(encoding="utf-8"))
+    return support.read_table(support.PAGE.read_text(encoding="utf-8"))
 
 
 def test_the_table_has_all_layers_and_tools(table):
@@ -19,7 +19,7 @@ def test_the_table_has_all_layers_and_tools(table):
 @pytest.mark.parametrize(
     "tool", [pytest.param(tool, marks=ranks.needs_fsdp) if tool == "FSDP2" else tool for tool in support.TOOLS]
 )
-def test_the_page_says_what_each_tool_does(tool, table):
+def test_the_page_matches_the_tools(tool, table):
     if tool == "`torch.export`" and not hasattr(torch.compiler, "is_exporting"):
         pytest.skip("this version of torch cannot export an autograd function of any batch size in training mode")
     if tool == "ONNX":

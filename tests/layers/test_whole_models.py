@@ -32,7 +32,7 @@ PARTS = {
 }
 
 
-def converted(make):
+def convert_without_dropout(make):
     torch.manual_seed(0)
     model = whitenorm.convert_(make(), "iternorm")
     for module in model.modules():
@@ -52,7 +52,7 @@ def step(model, x):
 @pytest.mark.parametrize("name", PARTS)
 def test_trains_compiled(name):
     torch._dynamo.reset()
-    model = PARTS[name](converted(WHOLE[name]))
+    model = PARTS[name](convert_without_dropout(WHOLE[name]))
     plain, x = copy.deepcopy(model), torch.randn(8, 3, 64, 64)
     actual, expected = step(torch.compile(model, backend="aot_eager"), x), step(plain, x)
     assert torch.allclose(actual, expected, atol=1e-3 * expected.abs().max().item())
@@ -65,7 +65,7 @@ def test_trains_compiled(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WHOLE)
 def test_exports(name):
-    model = converted(WHOLE[name])
+    model = convert_without_dropout(WHOLE[name])
     x = torch.randn(4, 3, 64, 64)
     with torch.no_grad():
         model(x)

@@ -141,7 +141,7 @@ def compute_with_gradient(loss, x, seed=0):
 @pytest.mark.parametrize("offset", [0, 1000])
 @pytest.mark.parametrize("collapsed", COLLAPSED)
 def test_collapse_up_to_noise_has_a_large_loss(collapsed, offset):
-    """In float32 and float64, with noise of 20 rounding errors of the offset."""
+    """Check float32 and float64 with noise of 20 rounding errors of the offset."""
     generator = torch.Generator().manual_seed(0)
     noise = 2e-6 * max(1, offset) * torch.randn(2, 128, 8, generator=generator, dtype=FLOAT64)
     x = collapsed(generator) + noise + offset

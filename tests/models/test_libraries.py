@@ -32,7 +32,7 @@ def make_model(library, name, **options):
         ("timm", "wide_resnet50_2"),
     ],
 )
-def test_recipes_count_what_the_papers_count(library, name, where, expected):
+def test_recipes_convert_as_many_norms_as_the_papers(library, name, where, expected):
     with torch.device("meta"):
         model = make_model(library, name)
     assert len(recipes.plan(model, "gw", where)) == expected

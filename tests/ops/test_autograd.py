@@ -122,7 +122,7 @@ def test_a_function_as_solver_is_inspected():
     assert report.condition_after < report.condition_before
 
 
-def test_a_solver_that_does_not_look_at_the_covariance():
+def test_a_solver_that_ignores_the_covariance():
     layer = whitenorm.BatchWhitening(4, solver=lambda cov: torch.eye(4).expand_as(cov))
     x = torch.randn(8, 4, requires_grad=True)
     grad = torch.randn(8, 4)

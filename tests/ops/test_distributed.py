@@ -56,7 +56,7 @@ def test_a_model_of_sample_statistics_has_nothing_to_synchronise():
 
 
 @pytest.mark.usefixtures("single_process")
-def test_batch_norms_beside_whitening_stay_local_on_a_cpu_and_it_is_said():
+def test_batch_norms_stay_local_on_a_cpu_with_a_warning():
     model = nn.Sequential(whitenorm.IterNorm(4), nn.BatchNorm2d(4))
     with pytest.warns(UserWarning, match=r"1 BatchNorms stay local \(1\)"):
         whitenorm.synchronize_(model)
@@ -72,14 +72,14 @@ def test_batch_norms_beside_whitening_become_synchronised_on_other_devices():
 
 
 @pytest.mark.usefixtures("single_process")
-def test_what_was_synchronised_stays_so_in_a_conversion():
+def test_a_conversion_keeps_synchronization():
     layer = whitenorm.synchronize_(whitenorm.IterNorm(4))
     assert whitenorm.convert_(nn.Sequential(layer), "dbn")[0].process_group is dist.group.WORLD
     assert isinstance(whitenorm.convert_(nn.Sequential(layer), "bn")[0], nn.SyncBatchNorm)
 
 
 @pytest.mark.usefixtures("single_process")
-def test_copies_share_the_group_and_pickles_leave_it_behind():
+def test_copies_share_the_group_and_pickles_drop_it():
     layer = whitenorm.synchronize_(whitenorm.IterNorm(4))
     assert layer.process_group is dist.group.WORLD
     assert copy.deepcopy(layer).process_group is dist.group.WORLD

@@ -51,7 +51,7 @@ def as_function(layer):
 
 
 def reference_tangent(layer, x, tangent, parameter_tangents):
-    """By two gradients in reverse mode."""
+    """Return the derivative by two gradients in reverse mode."""
     inputs = (x, *[parameter.detach() for parameter in layer.parameters()])
     return torch.autograd.functional.jvp(as_function(layer), inputs, (tangent, *parameter_tangents))[1]
 

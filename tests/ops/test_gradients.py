@@ -83,8 +83,8 @@ def test_a_users_solver_that_reads_one_triangle():
     assert torch.autograd.gradcheck(function, (x, *parameters), **PROJECTED)
 
 
-def whitened(x, solver, **options):
-    """y and the gradient that the layer gives x for a random gradient of y, without γ and β."""
+def run_without_affine(x, solver, **options):
+    """Return y, a random gradient of y, and the gradient of x for it, by a layer without γ and β."""
     layer = whitenorm.BatchWhitening(x.shape[1], solver=solver, affine=False, dtype=x.dtype, **options)
     x = x.clone().requires_grad_()
     y = layer(x)
@@ -97,7 +97,7 @@ def test_dbn_equation_6():
     """The simplified backward pass of DBN, for a 4×m matrix; the paper's K has poles, so distinct eigenvalues."""
     torch.manual_seed(0)
     x = torch.randn(20, 4, dtype=torch.float64)
-    _, grad, grad_x = whitened(x, "zca", eps=1e-3)
+    _, grad, grad_x = run_without_affine(x, "zca", eps=1e-3)
     mean, cov = reference.mean_and_cov(x.T)
     values, vectors = torch.linalg.eigh(cov + 1e-3 * torch.eye(4))
     tilde = (x - mean) @ vectors * values**-0.5
@@ -118,7 +118,7 @@ def test_iternorm_algorithm_2():
     torch.manual_seed(0)
     steps, eps = 5, 1e-3
     x = torch.randn(20, 4, dtype=torch.float64)
-    _, grad, grad_x = whitened(x, Newton(steps), eps=eps)
+    _, grad, grad_x = run_without_affine(x, Newton(steps), eps=eps)
     mean, cov = reference.mean_and_cov(x.T)
     centred = (x - mean).T
     cov = cov + eps * torch.eye(4)

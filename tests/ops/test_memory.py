@@ -1,4 +1,4 @@
-"""What a layer keeps for backward: the input, and small matrices."""
+"""A layer saves only the input and small matrices for backward."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ import whitenorm
 from tests.helpers.cases import DEVICES, channel_layers, token_layers
 
 
-def saved_bytes(layer, x):
-    """Bytes of the distinct storages kept for backward, beyond the input and the parameters."""
+def count_saved_bytes(layer, x):
+    """Return the bytes of the distinct storages saved for backward, without the input and the parameters."""
     known = {x.untyped_storage().data_ptr()} | {p.untyped_storage().data_ptr() for p in layer.parameters()}
     storages = {}
 
@@ -42,21 +42,21 @@ LAYERS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_training_keeps_a_few_matrices_beside_the_input(name, memory_format, dtype, device):
+def test_training_saves_few_matrices_besides_the_input(name, memory_format, dtype, device):
     x = torch.randn(16, 64, 16, 16, device=device).to(dtype=dtype, memory_format=memory_format)
     # For each sample, SW keeps the covariance and the matrix; ZCA also keeps the eigenvectors.
     limit = 0.45 if name == "SW zca" else 0.3
-    assert saved_bytes(LAYERS[name]().to(device), x.requires_grad_()) < limit * x.nbytes
+    assert count_saved_bytes(LAYERS[name]().to(device), x.requires_grad_()) < limit * x.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["bw", "bw-grouped", "bw-sigma", "bw-plain"])
-def test_inference_keeps_nothing_but_matrices(name, dtype):
+def test_inference_saves_only_matrices(name, dtype):
     x = torch.randn(16, 12, 16, 16).to(dtype).requires_grad_()
-    assert saved_bytes(channel_layers(12)[name].eval(), x) < 0.3 * x.nbytes
+    assert count_saved_bytes(channel_layers(12)[name].eval(), x) < 0.3 * x.nbytes
 
 
-def test_no_grad_keeps_nothing():
+def test_no_grad_saves_nothing():
     x = torch.randn(4, 12, 5, 5)
     for layer in channel_layers(12).values():
         with torch.no_grad():

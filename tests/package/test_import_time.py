@@ -16,16 +16,16 @@ print(json.dumps({"torch": between - start, "whitenorm": end - between, "others"
 """
 
 
-def measured():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+def measure():
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, check=True)
+    return json.loads(result.stdout)
 
 
-def test_it_imports_nothing_but_torch():
+def test_the_import_adds_only_torch():
     # Parts of torch that torch itself does not import may import what is slow, as its counter of FLOPs does Triton.
-    assert measured()["others"] == []
+    assert measure()["others"] == []
 
 
-def test_it_takes_a_fraction_of_torchs_time():
+def test_the_import_takes_a_fraction_of_torchs_time():
     """Processor time, so that other work on the machine counts little; 0.15 of torch's two seconds are 0.3 s."""
-    assert min(run["whitenorm"] / run["torch"] for run in (measured() for _ in range(3))) < 0.15
+    assert min(run["whitenorm"] / run["torch"] for run in (measure() for _ in range(3))) < 0.15

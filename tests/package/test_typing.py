@@ -1,4 +1,4 @@
-"""What mypy says: of the package, and of a user's file, in which what is right passes and what is wrong is found."""
+"""mypy accepts the package and correct user code, and reports wrong user code."""
 
 import subprocess
 import sys
@@ -43,26 +43,26 @@ count: int = whitenorm.functional.batch_whitening(torch.randn(8, 4))
 """
 
 
-def checked(tmp_path, code):
+def check_code(tmp_path, code):
     path = tmp_path / "user.py"
     path.write_text(STRICT + code)
     return subprocess.run([*MYPY, str(path)], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_the_package_is_typed():
-    """Among the first of all tests (``conftest.py``): what it reads of torch the others here find in mypy's cache."""
-    done = subprocess.run(MYPY, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Runs among the first of all tests (``conftest.py``), so that the others here find torch in mypy's cache."""
+    result = subprocess.run(MYPY, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_right_use_is_accepted(tmp_path):
-    done = checked(tmp_path, RIGHT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = check_code(tmp_path, RIGHT)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_wrong_use_is_found(tmp_path):
-    done = checked(tmp_path, WRONG)
-    assert done.returncode == 1, done.stdout + done.stderr
+    result = check_code(tmp_path, WRONG)
+    assert result.returncode == 1, result.stdout + result.stderr
     for words in ("[arg-type]", "[call-arg]", "[attr-defined]", "[assignment]"):
-        assert words in done.stdout, done.stdout
-    assert len(done.stdout.splitlines()) >= 5
+        assert words in result.stdout, result.stdout
+    assert len(result.stdout.splitlines()) >= 5

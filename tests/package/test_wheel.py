@@ -39,7 +39,7 @@ def wheels(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def unpacked(wheels):
+def site_packages(wheels):
     """A folder with both packages, as an installation has them."""
     folder = wheels["whitenorm"].parent / "unpacked"
     for wheel in wheels.values():
@@ -47,8 +47,8 @@ def unpacked(wheels):
     return folder
 
 
-def read_metadata(unpacked, package):
-    info = unpacked / f"{package}-{whitenorm.__version__}.dist-info"
+def read_metadata(site_packages, package):
+    info = site_packages / f"{package}-{whitenorm.__version__}.dist-info"
     return email.message_from_string((info / "METADATA").read_text()), (info / "entry_points.txt").read_text()
 
 
@@ -76,8 +76,8 @@ def test_the_wheels_have_their_data_files(wheels):
     assert any(name.endswith("licenses/src/whitenorm_lab/assets/NOTICE.md") for name in names)
 
 
-def test_metadata_of_the_library(unpacked):
-    metadata, entry_points = read_metadata(unpacked, "whitenorm")
+def test_metadata_of_the_library(site_packages):
+    metadata, entry_points = read_metadata(site_packages, "whitenorm")
     assert (metadata["Name"], metadata["Version"]) == ("whitenorm", whitenorm.__version__)
     assert metadata["License-Expression"] == "MIT"
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -87,17 +87,17 @@ def test_metadata_of_the_library(unpacked):
     assert "whitenorm = whitenorm.cli:main" in entry_points
 
 
-def test_metadata_of_the_lab(unpacked):
-    metadata, entry_points = read_metadata(unpacked, "whitenorm_lab")
+def test_metadata_of_the_lab(site_packages):
+    metadata, entry_points = read_metadata(site_packages, "whitenorm_lab")
     assert (metadata["Name"], metadata["Version"]) == ("whitenorm-lab", whitenorm.__version__)
     assert metadata["License-Expression"] == "MIT"
     assert any(line.startswith("whitenorm[inspect]") for line in metadata.get_all("Requires-Dist"))
     assert "whitenorm-lab = whitenorm_lab.cli:main" in entry_points
 
 
-def test_the_wheels_work_outside_a_checkout(unpacked):
+def test_the_wheels_work_outside_a_checkout(site_packages):
     pytest.importorskip("lightning")
-    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    environment = {**os.environ, "PYTHONPATH": str(site_packages)}
     smoke = [sys.executable, str(ROOT / "tools" / "smoke.py"), "inspect", "lab"]
     result = subprocess.run(smoke, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Choice of the backend: torch's kernels, or Triton's on GPUs where these were verified to give the same numbers."""
+"""Choice of the backend: torch's kernels, or Triton's on GPUs where these were verified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from whitenorm.solvers.base import Solver
 from whitenorm.solvers.newton import Newton
 
 MODES = ("auto", "torch", "triton")
-# The largest matrix that Triton solves for in one program, and the largest that its other kernels are made for.
+# Most features that the Triton kernels solve for in one program, and most that the others support.
 _LARGEST_SOLVED = 64
 _LARGEST = 1024
 
@@ -34,7 +34,7 @@ DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_b
 def set_kernels(mode: str) -> None:
     """Choose the kernels that run from now on in this process.
 
-    ``"auto"``, the default, uses Triton's kernels for CUDA tensors on kinds of GPUs on which ``whitenorm gpu`` has
+    ``"auto"``, the default, uses Triton's kernels for CUDA tensors on models of GPUs on which ``whitenorm gpu`` has
     verified them, and torch's everywhere else. ``"torch"`` uses torch's, ``"triton"`` Triton's for all CUDA tensors.
     The environment variable ``WHITENORM_KERNELS`` sets the mode that a process starts with; empty means ``"auto"``.
 
@@ -90,9 +90,9 @@ def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
     """Return the fused kernels of samples ``x[N, 1, K, J, P]`` that fit into one program each, or None."""
     if not kernels.handles_strides or type(solver) is not Newton:
         return None
-    from whitenorm.ops.triton import samples
+    from whitenorm.ops.triton import per_sample
 
-    return samples if samples.fits(x) else None
+    return per_sample if per_sample.is_supported(x) else None
 
 
 def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
@@ -115,17 +115,17 @@ def _takes_triton(x: Tensor) -> bool:
 
 
 def _is_verified(device: torch.device) -> bool:
-    verified = verified_gpus.is_trusted(device)
-    if not verified:
+    is_verified = verified_gpus.is_verified(device)
+    if not is_verified:
         _suggest_verifying()
-    return verified
+    return is_verified
 
 
 @functools.cache
 def _suggest_verifying() -> None:
     """Warn once per process."""
     warnings.warn(
-        "whitenorm has faster kernels for this GPU, and does not use them before they were verified on it: run "
+        "whitenorm has faster kernels for this GPU, which it uses only once they are verified: run "
         '"whitenorm gpu" once, or choose with whitenorm.set_kernels or $WHITENORM_KERNELS',
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""What Triton kernels are launched, for those who count them."""
+"""Recording of Triton launches, for tests and benchmarks that count them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-_counts: list[list[Launch]] = []
+_recorders: list[list[Launch]] = []
 
 
 class Launch(NamedTuple):
-    """A kernel's name, the tensors it was given to read or write, and in how many programs it runs."""
+    """A kernel's name, the tensors it reads or writes, and its number of programs."""
 
     kernel: str
     tensors: tuple[Tensor, ...]
@@ -21,19 +21,19 @@ class Launch(NamedTuple):
 
 
 @contextmanager
-def counted() -> Iterator[list[Launch]]:
-    """A list that the launches within the context are added to."""
-    found: list[Launch] = []
-    _counts.append(found)
+def record_launches() -> Iterator[list[Launch]]:
+    """Yield a list that receives every launch within the context."""
+    launches: list[Launch] = []
+    _recorders.append(launches)
     try:
-        yield found
+        yield launches
     finally:
-        # By identity: of two lists with the same launches the wrong one would go.
-        _counts[:] = [other for other in _counts if other is not found]
+        # By identity: two recorders with the same launches are equal lists.
+        _recorders[:] = [other for other in _recorders if other is not launches]
 
 
-def note(kernel: str, arguments: tuple[object, ...], grid: tuple[int, ...]) -> None:
-    """Tell those who count of a launch."""
-    for found in _counts:
+def record_launch(kernel: str, arguments: tuple[object, ...], grid: tuple[int, ...]) -> None:
+    """Append a launch to every active recorder."""
+    for launches in _recorders:
         tensors = tuple(argument for argument in arguments if isinstance(argument, Tensor))
-        found.append(Launch(kernel, tensors, math.prod(grid)))
+        launches.append(Launch(kernel, tensors, math.prod(grid)))

@@ -1,6 +1,6 @@
-"""On which kinds of cards Triton's kernels were seen to give the same numbers as torch's: a file in the user's cache.
+"""Record of the GPUs on which the Triton kernels were verified against torch's: a file in the user's cache.
 
-A pass counts for one kind of card, and one version of torch, Triton and whitenorm.
+An entry holds for one model of GPU, and one version of torch, Triton and whitenorm.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ import torch
 
 from whitenorm._version import __version__
 
-# Bytes of a file that is read: thousands of kinds of cards.
+# Most bytes of a file to read: thousands of entries.
 _LARGEST = 2**20
 
 
-def is_trusted(device: torch.device) -> bool:
-    """Whether the kernels have passed on this kind of card."""
-    return _is_trusted(torch.cuda.current_device() if device.index is None else device.index)
+def is_verified(device: torch.device) -> bool:
+    """Return whether the kernels were verified on this model of GPU."""
+    return _is_verified(torch.cuda.current_device() if device.index is None else device.index)
 
 
-def remember(device: torch.device, passed: bool) -> Path:
-    """Keep whether they passed; returns the file it is kept in."""
-    kinds = {kind for kind in _known() if kind != kind_of(device)}
-    path = _file()
+def record(device: torch.device, passed: bool) -> Path:
+    """Record whether the kernels passed the verification on this model of GPU, and return the path of the record."""
+    key = device_key(device)
+    keys = set(_read_keys()) - {key}
+    path = _record_path()
     try:
-        _replace(path, json.dumps({"passed": sorted(kinds | {kind_of(device)} if passed else kinds)}, indent=1))
+        _replace_file(path, json.dumps({"passed": sorted(keys | {key} if passed else keys)}, indent=1))
     except OSError as error:
         raise OSError(
             f"expected to write {path} (got {error}); make it writable, or set $XDG_CACHE_HOME to a folder that is"
         ) from error
-    _is_trusted.cache_clear()
+    _is_verified.cache_clear()
     return path
 
 
-def _replace(path: Path, content: str) -> None:
-    """Write a file whole or not at all, as other processes read it."""
+def _replace_file(path: Path, content: str) -> None:
+    """Write a file atomically, because other processes may read it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent)
     try:
@@ -52,33 +53,33 @@ def _replace(path: Path, content: str) -> None:
         raise
 
 
-def kind_of(device: torch.device) -> str:
-    """What a pass counts for."""
+def device_key(device: torch.device) -> str:
+    """Return the entry of a GPU in the record: its model, and the versions in use."""
     major, minor = torch.cuda.get_device_capability(device)
-    # Its package has other names on some systems.
+    # Not from the package's metadata, which has another name on some systems.
     triton = importlib.import_module("triton").__version__
     name = torch.cuda.get_device_name(device)
     return f"{name} ({major}.{minor}), torch {torch.__version__}, triton {triton}, whitenorm {__version__}"
 
 
 @functools.cache
-def _is_trusted(index: int) -> bool:
+def _is_verified(index: int) -> bool:
     try:
-        return kind_of(torch.device("cuda", index)) in _known()
+        return device_key(torch.device("cuda", index)) in _read_keys()
     except ImportError:
         return False
 
 
-def _known() -> list[str]:
-    """Return the kinds that have passed; none if there is no readable file."""
+def _read_keys() -> list[str]:
+    """Return the recorded entries, none if there is no readable file."""
     try:
-        return [str(kind) for kind in json.loads(_content(_file()))["passed"]]
+        return [str(key) for key in json.loads(_read_file(_record_path()))["passed"]]
     # A RecursionError is JSON that is nested too deeply.
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
-def _content(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """Return the bytes of a regular file: opening a FIFO would wait for a writer, and a device may have no end."""
     if not path.is_file():
         raise OSError(f"expected a regular file (got {path})")
@@ -89,7 +90,7 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def _file() -> Path:
+def _record_path() -> Path:
     local = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     try:
         folder = Path(local) if local else Path.home() / ".cache"

@@ -297,7 +297,7 @@ class _WhitenSamples(torch.autograd.Function):
     def forward(ctx, x, weight, bias, plan, fused):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight, bias)
         ctx.plan, ctx.fused = plan, fused
-        return run_into(fused.whiten_samples, plan.layout, x, *_fused_arguments(Inputs(x, weight, bias), plan))
+        return run_into(fused.whiten_samples, plan.layout, x, *_kernel_arguments(Inputs(x, weight, bias), plan))
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
@@ -307,13 +307,13 @@ class _WhitenSamples(torch.autograd.Function):
             with no_autocast(inputs.x):
                 return *_backward_differentiably(inputs, plan, grad)[:3], None, None
         whole, out = layout.allocate(inputs.x)
-        arguments = _fused_arguments(inputs, ctx.plan)
+        arguments = _kernel_arguments(inputs, ctx.plan)
         grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, out)
         small = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
         return layout.finish(whole, out), *small, None, None
 
 
-def _fused_arguments(inputs: Inputs, plan: Plan) -> tuple[Any, ...]:
+def _kernel_arguments(inputs: Inputs, plan: Plan) -> tuple[Any, ...]:
     x, weight, bias, *_ = _split(inputs, plan.layout)
     solver: Any = plan.method.solver
     return x, weight, bias, plan.method.eps, solver.steps

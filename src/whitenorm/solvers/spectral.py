@@ -230,10 +230,10 @@ def _inverse_root(values: Tensor, vectors: Tensor) -> Tensor:
 
 def _differentiate_inverse_root(values: Tensor, vectors: Tensor, grad: Tensor) -> Tensor:
     inner = symmetric(vectors.mT @ grad @ vectors)
-    return vectors @ (inner * _divided_differences(values)) @ vectors.mT
+    return vectors @ (inner * _compute_divided_differences(values)) @ vectors.mT
 
 
-def _divided_differences(values: Tensor) -> Tensor:
+def _compute_divided_differences(values: Tensor) -> Tensor:
     """(f(λ_i) - f(λ_j)) / (λ_i - λ_j) of f = λ^(-1/2), floored; f'(λ_i) on the diagonal; without a cancellation."""
     floored = _raise_to_floor(values)
     root = floored.sqrt()

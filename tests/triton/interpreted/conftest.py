@@ -1,4 +1,4 @@
-"""Tests of the Triton kernels in Triton's interpreter, which has to be chosen before Triton is imported."""
+"""Fixtures for the tests that run in Triton's interpreter, which must be enabled before Triton is imported."""
 
 import dataclasses
 import os
@@ -10,11 +10,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _less_work_for_the_interpreter():
-    """Two things it does for nothing, which are three fifths of its time.
+def _speed_up_interpreter():
+    """Switch off two features of the interpreter that take three fifths of its time and have no effect here.
 
-    At every call of a function it puts its own operations into Triton's language, also where those of the kernel that
-    calls are there already; and it computes whether integers overflow, which without its debug option nobody is told.
+    It patches Triton's language at every call of a function, even if the calling kernel has patched it already; and it
+    checks integers for overflow, which it reports only with its debug option.
     """
     from triton.runtime import interpreter
 
@@ -22,10 +22,10 @@ def _less_work_for_the_interpreter():
         interpreter.interpreter_builder.options, sanitize_overflow=False
     )
     if hasattr(interpreter, "_LangPatchScope"):
-        interpreter._patch_lang = _patched_once(interpreter)
+        interpreter._patch_lang = _make_patch_once(interpreter)
 
 
-def _patched_once(interpreter):
+def _make_patch_once(interpreter):
     language, patch = interpreter.tl, interpreter._patch_lang
     patched = []
 
@@ -49,19 +49,19 @@ def _patched_once(interpreter):
 
 @pytest.fixture
 def launches():
-    """The kernels launched so far."""
-    from whitenorm.ops.launches import counted
+    """A list of the launches during the test."""
+    from whitenorm.ops.launches import record_launches
 
-    with counted() as found:
-        yield found
+    with record_launches() as launches:
+        yield launches
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "split"])
 def split(request, monkeypatch):
-    """As few programs as there are matrices, or several for each."""
+    """Whether several programs share a matrix; otherwise there is one program per matrix."""
     if request.param:
-        monkeypatch.setattr("whitenorm.ops.triton.tiles.LEAST_TILES", 1)
+        monkeypatch.setattr("whitenorm.ops.triton.tiling.LEAST_TILES", 1)
     else:
-        monkeypatch.setattr("whitenorm.ops.triton.tiles.ENOUGH_PROGRAMS", 1)
-        monkeypatch.setattr("whitenorm.ops.triton.tiles.MANY_PROGRAMS", 1)
+        monkeypatch.setattr("whitenorm.ops.triton.tiling.ENOUGH_PROGRAMS", 1)
+        monkeypatch.setattr("whitenorm.ops.triton.tiling.MANY_PROGRAMS", 1)
     return request.param

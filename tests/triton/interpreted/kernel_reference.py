@@ -1,4 +1,4 @@
-"""The six kernels and a whole step in plain float64, and the inputs both are given."""
+"""The six steps in plain float64, a whole training step by either, and their inputs."""
 
 from typing import NamedTuple
 
@@ -8,25 +8,25 @@ from whitenorm.ops import dispatch
 from whitenorm.ops.types import BATCH_STATISTICS, SAMPLE_STATISTICS, Method, Mixing, Moments
 from whitenorm.solvers import Newton
 
-# Of the largest value, against float64 given the same, already rounded, input.
+# Relative to the largest value, against float64 for the same, already rounded, input.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 LAYOUTS = ("contiguous", "channels_last")
 
 
 def view(shape, layout="contiguous", dtype=torch.float32, seed=0):
-    """Correlated values ``[N, G, K, J, P]``, as they lie in a tensor ``(N, C, P)`` of that layout."""
+    """Return correlated values ``[N, G, K, J, P]``, a view of a tensor ``(N, C, P)`` of a layout."""
     generator = torch.Generator().manual_seed(seed)
-    samples, groups, features, several, positions = shape
-    channels = groups * features * several
+    samples, groups, features, channels_per_feature, positions = shape
+    channels = groups * features * channels_per_feature
     mixed = torch.eye(channels) + torch.randn(channels, channels, generator=generator) / channels**0.5
     x = (mixed @ torch.randn(samples, channels, positions, generator=generator)).to(dtype)
     if layout == "channels_last":
         x = x.mT.contiguous().mT
-    return x.unflatten(1, (groups, features, several))
+    return x.unflatten(1, (groups, features, channels_per_feature))
 
 
 def vector(shape, seed):
-    """γ, β or logits."""
+    """Return values for γ, β or logits."""
     return 1 + 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -39,29 +39,29 @@ def newton(cov, steps=5):
 
 
 def moments(x, pooled):
-    """Mean and covariance of ``x[N, G, K, J, P]``, of each sample or of all."""
+    """Return mean and covariance of ``x[N, G, K, J, P]``, of each sample or of all."""
     x = x.flatten(3)
     x = x.permute(1, 2, 0, 3).flatten(2).unsqueeze(0) if pooled else x
     centred = x - x.mean(-1, keepdim=True)
     return Moments(x.mean(-1), centred @ centred.mT / x.shape[-1], x.shape[-1])
 
 
-def statistic(name, own, batch):
+def statistic(name, sample, batch):
     if name in ("bw", "bn"):
         mean, cov, _ = batch
     else:
-        mean, cov, _ = own
+        mean, cov, _ = sample
     variance = cov.diagonal(dim1=-2, dim2=-1)
     if name == "ln":
         mean = mean.mean((1, 2), keepdim=True)
-        variance = (variance + (own.mean - mean) ** 2).mean((1, 2), keepdim=True)
-        mean, variance = mean.expand_as(own.mean), variance.expand_as(own.mean)
+        variance = (variance + (sample.mean - mean) ** 2).mean((1, 2), keepdim=True)
+        mean, variance = mean.expand_as(sample.mean), variance.expand_as(sample.mean)
     return mean, cov if name in ("bw", "iw") else torch.diag_embed(variance)
 
 
-def pool(own, batch, method, mixing):
-    """The pooled mean, and the covariance to solve for."""
-    means, covs = zip(*[statistic(name, own, batch) for name in method.statistics], strict=True)
+def pool(sample, batch, method, mixing):
+    """Return the pooled mean, and the covariance to solve for."""
+    means, covs = zip(*[statistic(name, sample, batch) for name in method.statistics], strict=True)
     if mixing is None:
         mean, cov = means[0], covs[0]
     else:
@@ -70,18 +70,18 @@ def pool(own, batch, method, mixing):
     return mean, method.scale * cov + method.eps * torch.eye(cov.shape[-1], dtype=cov.dtype)
 
 
-def mapped(matrix, x):
-    """matrix @ x over the features of ``x[N, G, K, J, P]``."""
+def multiply(matrix, x):
+    """Return matrix @ x over the features of ``x[N, G, K, J, P]``."""
     return (matrix @ x.flatten(3)).view_as(x)
 
 
 def column(tensor):
-    """``(..., G, K)`` for broadcasting with x."""
+    """Return ``(..., G, K)`` in a shape that broadcasts with x."""
     return tensor[..., None, None]
 
 
-class Outcome(NamedTuple):
-    """Of a training step, by name."""
+class StepResult(NamedTuple):
+    """Output and gradients of a training step."""
 
     y: torch.Tensor
     dx: torch.Tensor
@@ -91,39 +91,34 @@ class Outcome(NamedTuple):
     cov_logits: torch.Tensor | None
 
 
-def kept(solved):
-    """What Newton keeps for backward."""
-    return solved
-
-
 def step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
-    """A training step by the six kernels; a population stands for the batch's moments if one is given."""
+    """Run a training step by the six kernels; a population, if given, replaces the batch's moments."""
     kernels = dispatch._load_triton()
-    measured = kernels.moments(x, method.uses_sample, method.uses_batch and population is None)
+    statistics = kernels.moments(x, method.uses_sample, method.uses_batch and population is None)
     if population is not None:
-        measured = measured._replace(batch=population)
-    solved = kernels.solve(measured, method, mixing, None)
+        statistics = statistics._replace(batch=population)
+    solved = kernels.solve(statistics, method, mixing, None)
     y = kernels.apply(x, solved.whitening, solved.mean, weight, bias, torch.empty_like(x))
     grads = kernels.map_gradients(grad, x, solved.whitening, solved.mean, weight, bias)
-    back = kernels.solve_backward(grads, kept(solved), measured, method, weight, bias, mixing, population is not None)
-    dx = kernels.input_gradient(grad, x, solved.whitening, weight, back.sample, back.batch, torch.empty_like(x))
-    return Outcome(y, dx, back.weight, back.bias, *(back.mixing or (None, None)))
+    result = kernels.solve_backward(grads, solved, statistics, method, weight, bias, mixing, population is not None)
+    dx = kernels.input_gradient(grad, x, solved.whitening, weight, result.sample, result.batch, torch.empty_like(x))
+    return StepResult(y, dx, result.weight, result.bias, *(result.mixing or (None, None)))
 
 
 def reference_step(x, grad, method, weight=None, bias=None, mixing=None, population=None):
-    """The same by autograd in float64."""
+    """Run the same step by autograd in float64."""
     x, weight, bias, *logits = (
         None if part is None else part.double().requires_grad_()
         for part in (x, weight, bias, *(mixing or (None, None)))
     )
-    own = moments(x, pooled=False)
+    sample = moments(x, pooled=False)
     batch = moments(x, pooled=True) if population is None else Moments(*(part.double() for part in population[:2]), 1)
-    mean, cov = pool(own, batch, method, None if mixing is None else Mixing(*logits))
-    y = mapped(newton(cov, method.solver.steps), x - column(mean))
+    mean, cov = pool(sample, batch, method, None if mixing is None else Mixing(*logits))
+    y = multiply(newton(cov, method.solver.steps), x - column(mean))
     y = y if weight is None else y * weight.unsqueeze(-1)
     y = y if bias is None else y + bias.unsqueeze(-1)
     y.backward(grad.double())
-    return Outcome(y.detach(), *(None if part is None else part.grad for part in (x, weight, bias, *logits)))
+    return StepResult(y.detach(), *(None if part is None else part.grad for part in (x, weight, bias, *logits)))
 
 
 def method(statistics, eps=1e-3, scale=1.0, steps=5):
@@ -144,8 +139,8 @@ def assert_close(got, expected, tolerance, name=""):
 def assert_same_step(x, grad, *arguments, tolerance=None, **options):
     got = step(x, grad, *arguments, **options)
     expected = reference_step(x, grad, *arguments, **options)
-    for name in Outcome._fields:
-        # Only what is as large as x is rounded like x.
+    for name in StepResult._fields:
+        # Only tensors of x's shape have the dtype of x.
         rounded = x.dtype if name in ("y", "dx") else torch.float32
         assert_close(getattr(got, name), getattr(expected, name), tolerance or TOLERANCE[rounded], name)
     assert got.y.stride() == got.dx.stride() == x.stride()

@@ -32,7 +32,7 @@ def test_every_layer_is_met():
 @pytest.mark.parametrize(("dtype", "layout"), WAYS)
 def test_agreement(dtype, layout, monkeypatch):
     only(monkeypatch, WAYS[dtype, layout], far=WAYS[dtype, layout][:1])
-    rows = list(agreement.rows(CPU, agreement.DTYPES[dtype], layout, small=True))
+    rows = list(agreement.compare_layers(CPU, agreement.DTYPES[dtype], layout, small=True))
     assert rows
     assert [row for row in rows if not row.agrees] == []
     quantities = {row.quantity for row in rows}
@@ -55,9 +55,9 @@ def test_wrong_numbers_and_kernels_that_did_not_run_are_seen(monkeypatch):
     only(monkeypatch, ["IterNorm, K = 16"])
     with monkeypatch.context() as torch_alone:
         torch_alone.setattr("whitenorm.ops.dispatch._takes_triton", lambda x: False)
-        rows = list(agreement.rows(CPU, torch.float32, "contiguous", small=True))
+        rows = list(agreement.compare_layers(CPU, torch.float32, "contiguous", small=True))
         assert [row.quantity for row in rows if not row.agrees] == ["kernels of Triton's launched"]
     real = agreement._step
     monkeypatch.setattr(agreement, "_step", lambda layer, x, grad: real(layer, x + (x.dtype == torch.float32), grad))
-    rows = list(agreement.rows(CPU, torch.float32, "contiguous", small=True))
+    rows = list(agreement.compare_layers(CPU, torch.float32, "contiguous", small=True))
     assert "running_mean" in {row.quantity for row in rows if not row.agrees}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import whitenorm
-from tests.helpers.cases import TOLERANCE, assert_close, channels_last, contiguous, named_gradients, randomise, twin
+from tests.helpers.cases import TOLERANCE, assert_close, channels_last, contiguous, gradients_by_name, randomise, twin
 
 MIX = ("bw", "iw", "bn", "in", "ln")
 METHODS = {
@@ -50,7 +50,7 @@ def by_torch(layer, x, grad):
     y = exact(x)
     y.backward(grad.double())
     whitenorm.set_kernels("triton")
-    return y, named_gradients(exact, x), dict(exact.named_buffers())
+    return y, gradients_by_name(exact, x), dict(exact.named_buffers())
 
 
 def compare(layer, x, launches):
@@ -65,7 +65,7 @@ def compare(layer, x, launches):
     assert actual.dtype == dtype
     assert actual.stride() == x.stride() or x.shape[2] == 1
     assert_close(actual, y, dtype, "output")
-    for name, gradient in named_gradients(layer, x).items():
+    for name, gradient in gradients_by_name(layer, x).items():
         assert_close(gradient, gradients[name], dtype, name)
     for name, buffer in layer.named_buffers():
         assert_close(buffer, buffers[name], torch.float32 if dtype == torch.float32 else dtype, name)
@@ -137,11 +137,11 @@ def test_degenerate_inputs_stay_finite(name, kind, launches):
     x.requires_grad_()
     y = layer(x)
     y.sum().backward()
-    tensors = [y, *named_gradients(layer, x).values(), *layer.buffers()]
+    tensors = [y, *gradients_by_name(layer, x).values(), *layer.buffers()]
     assert all(tensor.isfinite().all() for tensor in tensors)
 
 
-def test_what_takes_the_torch_kernels(launches):
+def test_cases_that_use_the_torch_kernels(launches):
     """Masks, float64, second derivatives and transforms, with the same numbers as ever."""
     layer, x = whitenorm.IterNorm(6, 3), torch.randn(4, 6, 5)
     layer(x, mask=torch.ones(4, 5, dtype=torch.bool))

@@ -1,1 +1,1 @@
-"""What the layers cost on a GPU: counted without one, predicted, and measured where there is one."""
+"""``whitenorm gpu``: verify and time the Triton kernels on a GPU."""

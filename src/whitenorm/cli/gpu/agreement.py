@@ -1,8 +1,8 @@
-"""Do Triton's kernels give the numbers that torch's give in float64?
+"""Compare the Triton kernels with torch's kernels in float64.
 
 ``python -m whitenorm.cli.gpu.agreement cuda:0`` prints, as JSON, the error of every output, gradient and running
-statistic of every layer beside what is allowed, and exits with 1 where one is larger. ``whitenorm gpu`` runs it in a
-child process, so that a GPU fault cannot crash the caller.
+statistic of every layer with the largest allowed error, and exits with 1 if one is larger. ``whitenorm gpu`` runs it in
+a child process, so that a GPU fault cannot crash the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from whitenorm.cli.gpu.chosen import chosen
+from whitenorm.cli.gpu.use_kernels import use_kernels
 from whitenorm.layers import (
     BatchWhitening,
     DecorrelatedBatchNorm,
@@ -28,13 +28,13 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
 )
-from whitenorm.ops.launches import counted
+from whitenorm.ops.launches import record_launches
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = ("contiguous", "channels-last")
 # Relative to the largest value, against float64 on the same, already rounded, input.
 ALLOWED = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-# A thousand deviations from zero, float32 itself leaves 1e-4 of a deviation.
+# With a mean of a thousand standard deviations, float32 itself has an error of 1e-4 deviations.
 _FAR, _ALLOWED_FAR = 1000, 1e-3
 _FAR_LAYERS = ("IterNorm, K = 64", "InstanceWhitening", "GroupWhitening", "SwitchableWhitening")
 
@@ -56,7 +56,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Row(NamedTuple):
-    """How far a quantity of a case is from float64, relative to its size, and how far it may be."""
+    """The error of a quantity of a case against float64, relative to its size, and the largest allowed error."""
 
     case: str
     quantity: str
@@ -65,51 +65,53 @@ class Row(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        # Not so of NaN.
+        # False for NaN.
         return self.error <= self.allowed
 
 
-def rows(device: torch.device, dtype: torch.dtype, layout: str, small: bool = False) -> Iterator[Row]:
-    """Every layer on inputs of one dtype and layout; ``small`` is for Triton's interpreter."""
+def compare_layers(device: torch.device, dtype: torch.dtype, layout: str, small: bool = False) -> Iterator[Row]:
+    """Compare every layer on inputs of one dtype and layout; ``small`` is for Triton's interpreter."""
     for name in LAYERS:
         if not (name.startswith(_TOKENS) and layout == "channels-last"):
-            yield from _case(name, device, dtype, layout, small, offset=1)
+            yield from _compare(name, device, dtype, layout, small, offset=1)
     if dtype == torch.float32:
         for name in _FAR_LAYERS:
-            yield from _case(name, device, dtype, layout, small, _FAR)
+            yield from _compare(name, device, dtype, layout, small, _FAR)
 
 
-def _case(name: str, device: torch.device, dtype: torch.dtype, layout: str, small: bool, offset: int) -> Iterator[Row]:
+def _compare(
+    name: str, device: torch.device, dtype: torch.dtype, layout: str, small: bool, offset: int
+) -> Iterator[Row]:
     torch.manual_seed(0)
-    layer = _away_from_start(LAYERS[name]())
-    x = _input(name, layer, layout, small, offset).to(dtype)
+    layer = _randomize(LAYERS[name]())
+    x = _make_input(name, layer, layout, small, offset).to(dtype)
     grad = torch.randn(x.shape).to(dtype)
-    with chosen("torch"):
+    with use_kernels("torch"):
         exact = _step(copy.deepcopy(layer).double(), x.double(), grad.double())
-    with chosen("triton"), counted() as launched:
+    with use_kernels("triton"), record_launches() as launches:
         actual = _step(layer.to(device), x.to(device), grad.to(device))
     case = f"{name}, {str(dtype).removeprefix('torch.')}, {layout}" + (
         f", {offset} deviations away" if offset > 1 else ""
     )
-    yield Row(case, "kernels of Triton's launched", 0.0 if launched else math.inf, 0.0)
+    yield Row(case, "kernels of Triton's launched", 0.0 if launches else math.inf, 0.0)
     for quantity, expected in exact.items():
         yield Row(case, quantity, _error(actual[quantity], expected), ALLOWED[dtype] if offset == 1 else _ALLOWED_FAR)
 
 
-def _away_from_start(layer: nn.Module) -> nn.Module:
-    """γ and β not 1 and 0, mixtures not even."""
+def _randomize(layer: nn.Module) -> nn.Module:
+    """Add noise to γ, β and the logits, so that none has its initial value."""
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(torch.randn_like(parameter) / 2)
     return layer
 
 
-def _input(name: str, layer: nn.Module, layout: str, small: bool, offset: int) -> Tensor:
-    """Channels that differ in scale and hang together, this many deviations from zero."""
+def _make_input(name: str, layer: nn.Module, layout: str, small: bool, offset: int) -> Tensor:
+    """Return correlated channels with a mean of ``offset`` deviations."""
     if name.startswith(_TOKENS):
         return torch.randn(2 if small else 16, 7, next(layer.parameters()).numel()) * 2 + offset
     channels = next(layer.parameters()).numel()
-    # More values than features, where the batch is whitened, and in every sample.
+    # More values than features, in the batch and in every sample.
     shape = (6, channels, 5, 5) if small else (32, channels, 14, 14)
     x = torch.randn(shape)
     x = x + 0.5 * x.roll(1, 1) + offset
@@ -117,16 +119,16 @@ def _input(name: str, layer: nn.Module, layout: str, small: bool, offset: int) -
 
 
 def _step(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
-    """A training step, then inference: all that comes of it."""
+    """Run a training step and inference, and return all outputs, gradients and buffers."""
     x = x.requires_grad_()
     y = layer(x)
     y.backward(grad)
     assert x.grad is not None
-    found = {"output": y, "gradient of the input": x.grad}
-    found |= {f"gradient of {name}": parameter.grad for name, parameter in layer.named_parameters()}
-    found |= dict(layer.named_buffers())
+    results = {"output": y, "gradient of the input": x.grad}
+    results |= {f"gradient of {name}": parameter.grad for name, parameter in layer.named_parameters()}
+    results |= dict(layer.named_buffers())
     with torch.no_grad():
-        return found | {"output at inference": layer.eval()(x)}
+        return results | {"output at inference": layer.eval()(x)}
 
 
 def _error(actual: Tensor, expected: Tensor) -> float:
@@ -140,19 +142,19 @@ def main() -> int:
         prog="python -m whitenorm.cli.gpu.agreement", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("device", type=torch.device)
-    parser.add_argument("--dtype", choices=DTYPES, help="this one alone")
-    parser.add_argument("--layout", choices=LAYOUTS, help="this one alone")
+    parser.add_argument("--dtype", choices=DTYPES, help="only this one")
+    parser.add_argument("--layout", choices=LAYOUTS, help="only this one")
     parser.add_argument("--small", action="store_true", help="small inputs, for Triton's interpreter")
     options = parser.parse_args()
     dtypes = [options.dtype] if options.dtype else list(DTYPES)
     layouts = [options.layout] if options.layout else list(LAYOUTS)
-    found = [
+    rows = [
         row
         for dtype, layout in itertools.product(dtypes, layouts)
-        for row in rows(options.device, DTYPES[dtype], layout, options.small)
+        for row in compare_layers(options.device, DTYPES[dtype], layout, options.small)
     ]
-    print(json.dumps(found))
-    return 0 if all(row.agrees for row in found) else 1
+    print(json.dumps(rows))
+    return 0 if all(row.agrees for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The layers that are counted and timed, on inputs of sizes they are used at."""
+"""The layers that are counted and timed, with inputs of typical sizes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TOKENS = (8192, 768)
 
 
 class Case(NamedTuple):
-    """A layer, the shape of its input, and the norm it stands in for."""
+    """A layer, the shape of its input, and the name of the norm that it replaces."""
 
-    layer: Callable[[], nn.Module]
+    build_layer: Callable[[], nn.Module]
     shape: tuple[int, ...]
     norm: str
 
-    def rival(self) -> nn.Module:
-        """The norm it stands in for."""
+    def build_norm(self) -> nn.Module:
+        """Return the norm that the layer replaces."""
         return nn.LayerNorm(self.shape[1]) if self.norm == "LayerNorm" else nn.BatchNorm2d(self.shape[1])
 
 

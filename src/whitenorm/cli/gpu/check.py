@@ -1,4 +1,4 @@
-"""The agreement of kernels, asked in child processes: a fault there is an answer, and takes nobody with it."""
+"""Run the comparison of the kernels in child processes, so that a GPU fault cannot crash the caller."""
 
 from __future__ import annotations
 
@@ -16,60 +16,60 @@ import torch
 
 from whitenorm.cli.gpu.agreement import DTYPES, LAYOUTS, Row
 
-# Lines of a fault's own words that are shown.
-_SHOWN = 3
+# Last lines of a failed process's stderr to show.
+_STDERR_LINES = 3
 
 
 class Outcome(NamedTuple):
-    """Whether the kernels passed, and what there is to say about it."""
+    """Whether the kernels passed, and lines that describe the result."""
 
     passed: bool
-    words: list[str]
+    lines: list[str]
 
 
 def check(device: torch.device, limit: float) -> Outcome:
-    """Ask for each dtype and layout, in ``limit`` seconds; several at a time, as most of it is compiling."""
+    """Compare the kernels for each dtype and layout within ``limit`` seconds.
+
+    Several run at once, because most of the time is spent compiling.
+    """
     deadline = time.monotonic() + limit
     parts = list(itertools.product(DTYPES, LAYOUTS))
     with ThreadPoolExecutor(min(len(parts), max(1, (os.cpu_count() or 1) // 2))) as pool:
-        outcomes = list(pool.map(lambda part: _asked(device, part[0], part[1], deadline, limit), parts))
-    return Outcome(
-        all(outcome.passed for outcome in outcomes), [line for outcome in outcomes for line in outcome.words]
-    )
+        outcomes = list(pool.map(lambda part: _run_part(device, part[0], part[1], deadline, limit), parts))
+    lines = [line for outcome in outcomes for line in outcome.lines]
+    return Outcome(all(outcome.passed for outcome in outcomes), lines)
 
 
 def command(device: torch.device, dtype: str, layout: str) -> list[str]:
-    """What is run for one of them."""
+    """Return the command that compares the kernels for one dtype and layout."""
     return [sys.executable, "-m", "whitenorm.cli.gpu.agreement", str(device), "--dtype", dtype, "--layout", layout]
 
 
-def _asked(device: torch.device, dtype: str, layout: str, deadline: float, limit: float) -> Outcome:
-    what = f"{dtype}, {layout}"
+def _run_part(device: torch.device, dtype: str, layout: str, deadline: float, limit: float) -> Outcome:
+    name = f"{dtype}, {layout}"
     try:
-        left = max(1.0, deadline - time.monotonic())
-        done = subprocess.run(command(device, dtype, layout), capture_output=True, text=True, timeout=left)
+        remaining = max(1.0, deadline - time.monotonic())
+        result = subprocess.run(command(device, dtype, layout), capture_output=True, text=True, timeout=remaining)
     except subprocess.TimeoutExpired:
-        return Outcome(False, [f"{what}: no answer within {limit:.0f} s (the compiler or a kernel hangs, or is slow)"])
+        return Outcome(False, [f"{name}: no answer within {limit:.0f} s (the compiler or a kernel hangs, or is slow)"])
     try:
-        found = [Row(*row) for row in json.loads(done.stdout.splitlines()[-1])]
+        rows = [Row(*row) for row in json.loads(result.stdout.splitlines()[-1])]
     except (ValueError, TypeError, IndexError):
-        return Outcome(False, _fault(what, done))
-    return _judged(what, found)
+        return Outcome(False, _describe_failure(name, result))
+    return _judge(name, rows)
 
 
-def _fault(what: str, done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What is known of a process that gave no answer."""
-    code = done.returncode
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return [f"{what}: the process {how}", *[f"    {line}" for line in done.stderr.splitlines()[-_SHOWN:]]]
+def _describe_failure(name: str, result: subprocess.CompletedProcess[str]) -> list[str]:
+    """Describe how a process ended that printed no result."""
+    code = result.returncode
+    ending = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return [f"{name}: the process {ending}", *[f"    {line}" for line in result.stderr.splitlines()[-_STDERR_LINES:]]]
 
 
-def _judged(what: str, found: list[Row]) -> Outcome:
-    off = [row for row in found if not row.agrees]
-    if not found or off:
-        words = [f"{row.case}: {row.quantity} is off by {row.error:.1e} (allowed {row.allowed:.0e})" for row in off]
-        return Outcome(False, words or [f"{what}: nothing was compared"])
-    closest = max(found, key=lambda row: row.error / row.allowed if row.allowed else 0)
-    return Outcome(
-        True, [f"{what}: {len(found)} agree, at most {closest.error:.1e} off (allowed {closest.allowed:.0e})"]
-    )
+def _judge(name: str, rows: list[Row]) -> Outcome:
+    failed = [row for row in rows if not row.agrees]
+    if not rows or failed:
+        lines = [f"{row.case}: {row.quantity} is off by {row.error:.1e} (allowed {row.allowed:.0e})" for row in failed]
+        return Outcome(False, lines or [f"{name}: nothing was compared"])
+    worst = max(rows, key=lambda row: row.error / row.allowed if row.allowed else 0)
+    return Outcome(True, [f"{name}: {len(rows)} agree, at most {worst.error:.1e} off (allowed {worst.allowed:.0e})"])

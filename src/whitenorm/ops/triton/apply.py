@@ -1,37 +1,40 @@
-"""The whitening itself: one product a tile."""
+"""The map y = γ·W(x - μ) + β."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from whitenorm.ops.triton.tiles import (
     group_offset,
-    launch,
     load_channels,
     load_matrix,
     load_tile,
     load_vector,
-    map_options,
-    map_tiling,
-    per_problem,
-    split_map,
     store_tile,
     tile_start,
 )
+from whitenorm.ops.triton.tiling import launch, map_options, map_tiling, problem_stride, split_map
 
 
 def apply(
-    x: Tensor, whitening: Tensor, mean: Tensor | None, weight: Tensor | None, bias: Tensor | None, out: Tensor
+    x: Tensor,
+    whitening: Tensor,
+    mean: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
-    """γ·W(x - mean) + β, written to ``out``; None for a mean or β of zero, or γ of one."""
+    """Compute γ·W(x - mean) + β; None means a mean or β of zero, or a γ of one."""
+    out = torch.empty_like(x) if out is None else out
     pooled = whitening.shape[0] == 1 and (mean is None or mean.shape[0] == 1)
     tiles = map_tiling((x, out), pooled, channels=weight is not None or bias is not None)
     split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
     launch(
         _apply,
-        (split.number * tiles.matrices, tiles.feature_blocks),
+        (split.programs * tiles.matrices, tiles.feature_blocks),
         x,
         x,
         out,
@@ -42,9 +45,9 @@ def apply(
         matrices=tiles.matrices,
         tiles=tiles.tiles,
         chunk=split.chunk,
-        several=x.shape[3],
-        whitening_problem=per_problem(whitening),
-        mean_problem=per_problem(mean),
+        channels_per_feature=x.shape[3],
+        whitening_stride=problem_stride(whitening),
+        mean_stride=problem_stride(mean),
         **tiles.sizes(),
         **tiles.strides(x, "x"),
         **tiles.strides(out, "y"),
@@ -56,10 +59,8 @@ def apply(
 
 @triton.jit(
     do_not_specialize=[
-        "matrices", "tiles", "chunk", "several", "whitening_problem", "mean_problem",
+        "matrices", "tiles", "chunk", "channels_per_feature", "whitening_stride", "mean_stride",
         "groups", "features", "outer", "inner", "outer_tiles", "inner_tiles",
-        "x_problem", "x_group", "x_feature", "x_outer", "x_inner",
-        "y_problem", "y_group", "y_feature", "y_outer", "y_inner",
     ]
 )  # fmt: skip
 def _apply(
@@ -72,28 +73,20 @@ def _apply(
     matrices,
     tiles,
     chunk,
-    several,
-    whitening_problem,
-    mean_problem,
+    channels_per_feature,
+    whitening_stride,
+    mean_stride,
     groups,
     features,
     outer,
     inner,
     outer_tiles,
     inner_tiles,
-    x_problem,
-    x_group,
-    x_feature,
-    x_outer,
-    x_inner,
-    y_problem,
-    y_group,
-    y_feature,
-    y_outer,
-    y_inner,
-    X_NEXT: tl.constexpr,
+    x_strides,
+    y_strides,
+    X_UNIT_STRIDE: tl.constexpr,
     X_DIVISOR: tl.constexpr,
-    Y_NEXT: tl.constexpr,
+    Y_UNIT_STRIDE: tl.constexpr,
     Y_DIVISOR: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -102,35 +95,38 @@ def _apply(
     CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (splits · problems · G, feature blocks): a chunk of tiles of one group. Reads its matrix (one block of
-    rows), mean, γ and β, and the tiles of x, all features of them; writes the tiles of y, one block of features.
+    """Map a chunk of tiles of one group.
+
+    Grid: (splits · problems · G, feature blocks). A program reads one block of rows of the group's matrix, its mean, γ
+    and β, and all features of its tiles of x. It writes one block of features of these tiles of y.
     """
     split = tl.program_id(0) // matrices
     problem = (tl.program_id(0) % matrices // groups).to(tl.int64)
     group = tl.program_id(0) % groups
-    rows = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    x += group_offset(problem, group, x_problem, x_group, X_DIVISOR)
-    y += group_offset(problem, group, y_problem, y_group, Y_DIVISOR)
-    whitening += problem * whitening_problem + group * features * features
+    rows = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+    x += group_offset(problem, group, x_strides, X_DIVISOR)
+    y += group_offset(problem, group, y_strides, Y_DIVISOR)
+    whitening += problem * whitening_stride + group * features * features
     if mean is not None:
-        mean += problem * mean_problem + group * features
-    sizes, strides = (features, outer, inner), (x_feature, x_outer, x_inner)
-    y_strides = (y_feature, y_outer, y_inner)
+        mean += problem * mean_stride + group * features
+    sizes = (features, outer, inner)
 
     for tile in range(split * chunk, tl.minimum(split * chunk + chunk, tiles)):
         start = tile_start(tile, outer_tiles, inner_tiles, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
         total = tl.zeros((BLOCK_K, BLOCK_OUTER * BLOCK_INNER), tl.float32)
         for first_column in range(0, features, BLOCK_COLUMNS):
             columns = first_column + tl.arange(0, BLOCK_COLUMNS)
-            values = load_tile(x, columns, start, sizes, strides, BLOCK_OUTER, BLOCK_INNER, X_NEXT, X_DIVISOR)
+            values = load_tile(
+                x, columns, start, sizes, x_strides, BLOCK_OUTER, BLOCK_INNER, X_UNIT_STRIDE, X_DIVISOR
+            )  # [BLOCK_COLUMNS, BLOCK_L]
             if mean is not None:
                 values -= load_vector(mean, columns, features)[:, None]
-            matrix = load_matrix(whitening, rows, columns, features)
-            total = tl.dot(matrix, values, total, input_precision=PRECISION)
+            matrix = load_matrix(whitening, rows, columns, features)  # [BLOCK_K, BLOCK_COLUMNS]
+            total = tl.dot(matrix, values, total, input_precision=PRECISION)  # [BLOCK_K, BLOCK_L]
         if weight is not None:
-            scale = weight + group * features * several
-            total *= load_channels(scale, rows, start, sizes, several, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
+            scale = weight + group * features * channels_per_feature
+            total *= load_channels(scale, rows, start, sizes, channels_per_feature, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
         if bias is not None:
-            shift = bias + group * features * several
-            total += load_channels(shift, rows, start, sizes, several, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
-        store_tile(y, total, rows, start, sizes, y_strides, BLOCK_OUTER, BLOCK_INNER, Y_NEXT, Y_DIVISOR)
+            shift = bias + group * features * channels_per_feature
+            total += load_channels(shift, rows, start, sizes, channels_per_feature, BLOCK_OUTER, BLOCK_INNER, CHANNELS)
+        store_tile(y, total, rows, start, sizes, y_strides, BLOCK_OUTER, BLOCK_INNER, Y_UNIT_STRIDE, Y_DIVISOR)

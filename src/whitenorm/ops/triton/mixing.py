@@ -1,6 +1,6 @@
-"""Switchable Whitening's mix of statistics, as the solve and its backward see it.
+"""Device functions that mix the statistics of Switchable Whitening, for the solve and its backward.
 
-Each statistic is told by its place among the logits, or -1 where it takes no part.
+BW, IW, BN, IN and LN are the indices of the statistics among the logits, or -1 for those that a method does not use.
 """
 
 from __future__ import annotations
@@ -11,56 +11,56 @@ import triton.language as tl
 from whitenorm.ops.triton.tiles import load_matrix, load_vector
 from whitenorm.ops.types import STATISTICS, Method
 
-# The logits of all statistics fit in.
-PLACES = tl.constexpr(8)
+# Padded number of logits: all statistics fit in, and it is a power of two.
+BLOCK_LOGITS = tl.constexpr(8)
 
 
-def places(method: Method) -> dict[str, int]:
-    """Where each statistic's logit is."""
-    found = {name: place for place, name in enumerate(method.statistics)}
-    return {name.upper(): found.get(name, -1) for name in STATISTICS}
-
-
-@triton.jit
-def softmax(logits, NUMBER: tl.constexpr):
-    """The weights of the statistics, and zeros in the places after them."""
-    place = tl.arange(0, PLACES)
-    return tl.softmax(tl.load(logits + place, mask=place < NUMBER, other=float("-inf")))
+def statistic_indices(method: Method) -> dict[str, int]:
+    """Return the index of each statistic's logit, -1 if it has none, as compile-time arguments."""
+    indices = {name: index for index, name in enumerate(method.statistics)}
+    return {name.upper(): indices.get(name, -1) for name in STATISTICS}
 
 
 @triton.jit
-def weight_at(weights, PLACE: tl.constexpr):
-    """The weight of one statistic: zero where it takes no part."""
-    return tl.sum(tl.where(tl.arange(0, PLACES) == PLACE, weights, 0.0))
+def softmax(logits, STATISTICS: tl.constexpr):
+    """Return the weights of the statistics, padded with zeros: ``[BLOCK_LOGITS]``."""
+    index = tl.arange(0, BLOCK_LOGITS)
+    return tl.softmax(tl.load(logits + index, mask=index < STATISTICS, other=float("-inf")))
 
 
 @triton.jit
-def layer_moments(own_mean, own_cov, sample, groups, features, BLOCK_K: tl.constexpr):
-    """Mean and variance of all channels of a sample, from the moments of its groups."""
+def weight_at(weights, INDEX: tl.constexpr):
+    """Return the weight of one statistic, zero for an index of -1."""
+    return tl.sum(tl.where(tl.arange(0, BLOCK_LOGITS) == INDEX, weights, 0.0))
+
+
+@triton.jit
+def layer_moments(sample_mean, sample_cov, sample, groups, features, BLOCK_K: tl.constexpr):
+    """Return the mean and variance of all channels of a sample, from the moments of its groups."""
     channels = groups * features
-    own_mean += sample * channels
-    own_cov += sample * channels * features
+    sample_mean += sample * channels
+    sample_cov += sample * channels * features
     k = tl.arange(0, BLOCK_K)
     total = 0.0
     for first in range(0, channels, features):
-        total += tl.sum(load_vector(own_mean + first, k, features))
+        total += tl.sum(load_vector(sample_mean + first, k, features))
     mean = total / channels
     squares = 0.0
     for first in range(0, channels, features):
-        apart = tl.where(k < features, load_vector(own_mean + first, k, features) - mean, 0.0)
-        squares += tl.sum(load_diagonal(own_cov + first * features, k, features) + apart * apart)
+        difference = tl.where(k < features, load_vector(sample_mean + first, k, features) - mean, 0.0)
+        squares += tl.sum(load_diagonal(sample_cov + first * features, k, features) + difference * difference)
     return mean, squares / channels
 
 
 @triton.jit
 def load_diagonal(matrix, k, features):
-    """The diagonal of a K×K matrix, and zeros where there is none."""
+    """Load the diagonal of a K×K matrix, with zeros past its end."""
     return tl.load(matrix + k * (features + 1), mask=k < features, other=0.0)
 
 
 @triton.jit
 def load_moments(mean, cov, matrix, k, features, BLOCK_K: tl.constexpr):
-    """The moments of one group; zeros where none are given."""
+    """Load the moments of one group, zeros if ``mean`` is None: ``[BLOCK_K]`` and ``[BLOCK_K, BLOCK_K]``."""
     if mean is None:
         moments = tl.zeros((BLOCK_K,), tl.float32), tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
     else:
@@ -71,32 +71,32 @@ def load_moments(mean, cov, matrix, k, features, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def statistic_mean(
-    own, batch, layer, k, features, PLACE: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, LN: tl.constexpr
+    sample, batch, layer, k, features, INDEX: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, LN: tl.constexpr
 ):
-    """The mean in one place of the mix, from those of the sample, of the batch, and of the layer."""
-    if PLACE == BW or PLACE == BN:
+    """Return the mean at an index of the mix, one of those of the sample, the batch and the layer."""
+    if INDEX == BW or INDEX == BN:
         mean = batch
-    elif PLACE == LN:
+    elif INDEX == LN:
         mean = tl.where(k < features, layer, 0.0)
     else:
-        mean = own
+        mean = sample
     return mean
 
 
 @triton.jit
 def statistic_cov(
-    own, batch, layer, eye,
-    PLACE: tl.constexpr, BW: tl.constexpr, IW: tl.constexpr, BN: tl.constexpr, IN: tl.constexpr,
+    sample, batch, layer, eye,
+    INDEX: tl.constexpr, BW: tl.constexpr, IW: tl.constexpr, BN: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """The covariance in one place of the mix."""
-    if PLACE == BW:
+    """Return the covariance at an index of the mix."""
+    if INDEX == BW:
         cov = batch
-    elif PLACE == IW:
-        cov = own
-    elif PLACE == BN:
+    elif INDEX == IW:
+        cov = sample
+    elif INDEX == BN:
         cov = batch * eye
-    elif PLACE == IN:
-        cov = own * eye
+    elif INDEX == IN:
+        cov = sample * eye
     else:
         cov = layer * eye
     return cov

@@ -1,7 +1,7 @@
-"""Products of matrices that lie in memory of a program's own.
+"""Products of matrices in scratch memory, of which each program has its own.
 
-A solve needs several K×K matrices at once, and the operands of exact products take many registers: kept in them, they
-would spill. Here a product is made of a few columns of one matrix and rows of the other at a time.
+A solve needs several K×K matrices at once, and the operands of exact products take so many registers that they would
+spill. A product therefore loads a few columns of one matrix and rows of the other at a time.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whitenorm.ops.triton.tiles import BLOCK_COLUMNS, block_features
+from whitenorm.ops.triton.tiling import BLOCK_COLUMNS, block_features
 
-# Programs that solve at most, each for one matrix after the other: what bounds the memory.
+# Most programs of a solve, which bounds the scratch memory; each solves one matrix after the other.
 MOST_PROGRAMS = 512
 _COLUMNS = tl.constexpr(BLOCK_COLUMNS)
 
 
-def scratch(like: Tensor, matrices: int, features: int, slots: int) -> tuple[int, Tensor]:
-    """How many programs solve so many matrices, and room for some matrices of each."""
+def allocate_scratch(like: Tensor, matrices: int, features: int, slots: int) -> tuple[int, Tensor]:
+    """Return the number of programs to solve for ``matrices``, and memory for ``slots`` matrices of each program."""
     programs = min(matrices, MOST_PROGRAMS)
     block = block_features(features)
     return programs, like.new_empty((programs, slots, block, block), dtype=torch.float32)
 
 
 @triton.jit
-def put(slot, values, BLOCK_K: tl.constexpr):
-    """Write a matrix, once nobody reads the last one any more, for all to read."""
+def store_slot(slot, values, BLOCK_K: tl.constexpr):
+    """Write a matrix after all threads have read the previous one, and before any reads this one."""
     k = tl.arange(0, BLOCK_K)
     tl.debug_barrier()
     tl.store(slot + k[:, None] * BLOCK_K + k[None, :], values)
@@ -35,37 +35,37 @@ def put(slot, values, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
-def get(slot, BLOCK_K: tl.constexpr):
+def load_slot(slot, BLOCK_K: tl.constexpr):
     k = tl.arange(0, BLOCK_K)
     return tl.load(slot + k[:, None] * BLOCK_K + k[None, :])
 
 
 @triton.jit
-def transposed(slot, BLOCK_K: tl.constexpr):
+def load_transposed(slot, BLOCK_K: tl.constexpr):
     k = tl.arange(0, BLOCK_K)
     return tl.load(slot + k[None, :] * BLOCK_K + k[:, None])
 
 
 @triton.jit
-def times(left, right, total, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """total + left @ right."""
+def multiply(left, right, total, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """Return total + left @ right."""
     k = tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_K, _COLUMNS):
-        some = first + tl.arange(0, _COLUMNS)
-        columns = tl.load(left + k[:, None] * BLOCK_K + some[None, :])
-        rows = tl.load(right + some[:, None] * BLOCK_K + k[None, :])
+        inner = first + tl.arange(0, _COLUMNS)
+        columns = tl.load(left + k[:, None] * BLOCK_K + inner[None, :])  # [BLOCK_K, COLUMNS]
+        rows = tl.load(right + inner[:, None] * BLOCK_K + k[None, :])  # [COLUMNS, BLOCK_K]
         total = tl.dot(columns, rows, total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
-def times_symmetric(left, right, total, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """total + left @ (right + rightᵀ)."""
+def multiply_symmetric(left, right, total, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """Return total + left @ (right + rightᵀ)."""
     k = tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_K, _COLUMNS):
-        some = first + tl.arange(0, _COLUMNS)
-        columns = tl.load(left + k[:, None] * BLOCK_K + some[None, :])
-        rows = tl.load(right + some[:, None] * BLOCK_K + k[None, :])
-        rows += tl.load(right + k[None, :] * BLOCK_K + some[:, None])
+        inner = first + tl.arange(0, _COLUMNS)
+        columns = tl.load(left + k[:, None] * BLOCK_K + inner[None, :])  # [BLOCK_K, COLUMNS]
+        rows = tl.load(right + inner[:, None] * BLOCK_K + k[None, :])  # [COLUMNS, BLOCK_K]
+        rows += tl.load(right + k[None, :] * BLOCK_K + inner[:, None])
         total = tl.dot(columns, rows, total, input_precision=PRECISION)
     return total

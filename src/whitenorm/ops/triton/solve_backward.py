@@ -1,4 +1,4 @@
-"""From the map's gradients, through Newton's iteration and the mix of statistics, to what these add to dx."""
+"""Backward of the solve: from the map's gradients through Newton's iteration to those of the statistics."""
 
 from __future__ import annotations
 
@@ -9,105 +9,107 @@ from torch import Tensor
 
 from whitenorm._runtime import smallest
 from whitenorm.ops.triton.mixing import (
-    PLACES,
+    BLOCK_LOGITS,
     layer_moments,
     load_moments,
-    places,
     statistic_cov,
+    statistic_indices,
     statistic_mean,
 )
-from whitenorm.ops.triton.scratch import get, put, scratch, times, times_symmetric, transposed
-from whitenorm.ops.triton.solve import moments_of, with_ridge
-from whitenorm.ops.triton.tiles import (
-    identity,
-    launch,
-    load_matrix,
-    load_vector,
-    solve_options,
-    store_matrix,
+from whitenorm.ops.triton.mixing_backward import mixing_backward
+from whitenorm.ops.triton.scratch import (
+    allocate_scratch,
+    load_slot,
+    load_transposed,
+    multiply,
+    multiply_symmetric,
+    store_slot,
 )
-from whitenorm.ops.triton.unmix import unmix
+from whitenorm.ops.triton.solve import add_ridge, moment_arguments
+from whitenorm.ops.triton.tiles import identity, load_matrix, load_vector, store_matrix
+from whitenorm.ops.triton.tiling import launch, solve_options
 from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Solution, Statistics, StatisticsGrads
 from whitenorm.solvers.newton import Newton
 
-# U, S, Z, a product, and the derivatives of U and Z.
+# Matrices in scratch memory: U, S, Z, a product, and the derivatives of U and Z.
 SLOTS = tl.constexpr(6)
 
 
 def solve_backward(
     grads: MapGradients,
-    kept: Solution,
-    measured: Statistics,
+    solution: Solution,
+    statistics: Statistics,
     method: Method,
     weight: Tensor | None,
     bias: Tensor | None,
     mixing: Mixing | None,
     batch_is_constant: bool,
 ) -> StatisticsGrads:
-    """What the map's gradients come to: through the statistics to dx, and of γ, β and the logits."""
-    several = grads.weight is not None or grads.bias is not None
-    # Of γ and β, of each problem.
-    vectors = None if several or weight is None else kept.mean.new_empty(2, *kept.mean.shape)
-    inner = None if mixing is None else kept.mean.new_empty(*kept.mean.shape[:2], 2, PLACES.value)
-    statistics = _pull_back(grads, kept, measured, method, None if several else weight, mixing, vectors, inner)
+    """Compute the gradients through the statistics, and those of γ, β and the logits."""
+    has_channels = grads.weight is not None or grads.bias is not None
+    # Gradients of γ and β of each problem.
+    vectors = None if has_channels or weight is None else solution.mean.new_empty(2, *solution.mean.shape)
+    inner = None if mixing is None else solution.mean.new_empty(*solution.mean.shape[:2], 2, BLOCK_LOGITS.value)
+    pooled = _newton_backward(
+        grads, solution, statistics, method, None if has_channels else weight, mixing, vectors, inner
+    )
     sample, batch, grad_mixing = None, None, None
     if mixing is not None and inner is not None:
-        sample, batch, grad_mixing = unmix(statistics, measured, method, mixing, inner, batch_is_constant)
-    elif method.uses_sample and measured.sample is not None:
-        sample = AffineGrad(*statistics, measured.sample.mean, measured.sample.num_values)
-    elif measured.batch is not None and not batch_is_constant:
-        batch = AffineGrad(*statistics, measured.batch.mean, measured.batch.num_values)
-    if several:
+        sample, batch, grad_mixing = mixing_backward(pooled, statistics, method, mixing, inner, batch_is_constant)
+    elif method.uses_sample and statistics.sample is not None:
+        sample = AffineGrad(*pooled, statistics.sample.mean, statistics.sample.num_values)
+    elif statistics.batch is not None and not batch_is_constant:
+        batch = AffineGrad(*pooled, statistics.batch.mean, statistics.batch.num_values)
+    if has_channels:
         return StatisticsGrads(sample, batch, grads.weight, grads.bias, grad_mixing)
-    return StatisticsGrads(sample, batch, *_vector_gradients(grads.offset, vectors, bias), grad_mixing)
+    return StatisticsGrads(sample, batch, *_parameter_gradients(grads.offset, vectors, bias), grad_mixing)
 
 
-def _vector_gradients(
+def _parameter_gradients(
     offset: Tensor, vectors: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of γ and β ``(G, K, 1)``, from what each problem adds."""
+    """Return the gradients ``(G, K, 1)`` of γ and β, summed over problems."""
     if vectors is None:
-        return None, None if bias is None else _total(offset.unsqueeze(0))[0]
-    weight, shift = _total(vectors)
+        return None, None if bias is None else _sum_problems(offset.unsqueeze(0))[0]
+    weight, shift = _sum_problems(vectors)
     return weight, None if bias is None else shift
 
 
-def _total(vectors: Tensor) -> Tensor:
+def _sum_problems(vectors: Tensor) -> Tensor:
     return (vectors[:, 0] if vectors.shape[1] == 1 else vectors.sum(1)).unsqueeze(-1)
 
 
-def _pull_back(
+def _newton_backward(
     grads: MapGradients,
-    kept: Solution,
-    measured: Statistics,
+    solution: Solution,
+    statistics: Statistics,
     method: Method,
     weight: Tensor | None,
     mixing: Mixing | None,
     vectors: Tensor | None,
     inner: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the pooled covariance and mean; without mixing, matrix and offset of what is added to dx."""
+    """Compute the gradients of the pooled covariance and mean."""
     assert isinstance(method.solver, Newton)
-    problems, groups, features = kept.mean.shape
-    matrix, offset = (part.new_empty(part.shape) for part in (kept.whitening, kept.mean))
-    programs, room = scratch(offset, problems * groups, features, SLOTS.value)
+    problems, groups, features = solution.mean.shape
+    matrix, offset = (part.new_empty(part.shape) for part in (solution.whitening, solution.mean))
+    programs, scratch = allocate_scratch(offset, problems * groups, features, SLOTS.value)
     launch(
-        _pull_back_kernel,
+        _newton_backward_kernel,
         (programs,),
         matrix,
         grads.matrix.contiguous(),
         grads.offset.contiguous(),
-        kept.whitening.contiguous(),
-        # Newton keeps the covariance, and W.
-        kept.cov.contiguous(),
+        solution.whitening.contiguous(),
+        solution.cov.contiguous(),
         None if weight is None else weight.contiguous(),
-        *moments_of(measured.sample if mixing is not None and method.uses_sample else None),
-        *moments_of(measured.batch if mixing is not None and method.uses_batch else None),
+        *moment_arguments(statistics.sample if mixing is not None and method.uses_sample else None),
+        *moment_arguments(statistics.batch if mixing is not None and method.uses_batch else None),
         matrix,
         offset,
         vectors,
         inner,
-        room,
+        scratch,
         matrices=problems * groups,
         groups=groups,
         features=features,
@@ -115,7 +117,7 @@ def _pull_back(
         lost_trace=method.solver._lost_trace,
         smallest=smallest(torch.float32),
         factor=method.scale,
-        **places(method),
+        **statistic_indices(method),
         STATISTICS=len(method.statistics),
         **solve_options(features, matrix),
     )
@@ -123,14 +125,14 @@ def _pull_back(
 
 
 @triton.jit(do_not_specialize=["matrices", "groups", "features", "steps"])
-def _pull_back_kernel(
+def _newton_backward_kernel(
     grad_matrix,
     grad_offset,
     whitening,
     cov,
     weight,
-    own_mean,
-    own_cov,
+    sample_mean,
+    sample_cov,
     batch_mean,
     batch_cov,
     matrix,
@@ -154,9 +156,11 @@ def _pull_back_kernel(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid (programs): B · G maps, one after the other. Reads the gradients of one map, its W and covariance, γ, and
-    for the logits the moments; writes the gradients of covariance and mean, of γ and β, and the inner products that
-    the logits' gradients are made of.
+    """Differentiate B · G solves.
+
+    Grid: (programs,). A program handles one matrix after the other. It reads the gradients of the map, its W and
+    covariance, γ, and, for the logits, the moments. It writes the gradients of the covariance and mean, of γ and β, and
+    the inner products of which the logits' gradients are sums.
     """
     slots = scratch + tl.program_id(0) * SLOTS * BLOCK_K * BLOCK_K
     k = tl.arange(0, BLOCK_K)
@@ -167,34 +171,34 @@ def _pull_back_kernel(
         start = index * features * features
         root = load_matrix(whitening + start, k, k, features)
         grad = load_matrix(grad_matrix + start, k, k, features)
-        grad_of_mean = load_vector(grad_offset + index * features, k, features)
+        grad_mean = load_vector(grad_offset + index * features, k, features)
         if vectors is not None:
             entries = vectors + index * features + k
             tl.store(entries, tl.sum(grad * root, 1), mask=k < features)
-            tl.store(entries + matrices.to(tl.int64) * features, grad_of_mean, mask=k < features)
+            tl.store(entries + matrices.to(tl.int64) * features, grad_mean, mask=k < features)
         if weight is not None:
             scale = load_vector(weight + group * features, k, features)
             grad *= scale[:, None]
-            grad_of_mean *= scale
-        grad_of_mean = -tl.sum(root * grad_of_mean[:, None], 0)
-        tl.store(offset + index * features + k, grad_of_mean, mask=k < features)
+            grad_mean *= scale
+        grad_mean = -tl.sum(root * grad_mean[:, None], 0)
+        tl.store(offset + index * features + k, grad_mean, mask=k < features)
 
-        through_trace = tl.sum(grad * root) / 2
-        solved = load_matrix(cov + start, k, k, features)
-        trace = tl.maximum(tl.sum(solved * eye) + lost_trace, smallest)
-        put(slots, grad * (0.5 / tl.sqrt(trace)), BLOCK_K)
-        along = get(slots, BLOCK_K) + transposed(slots, BLOCK_K)
-        _derivative(slots, with_ridge(solved / trace, eye, 1.0), along, eye, steps, BLOCK_K, PRECISION)
+        grad_trace = tl.sum(grad * root) / 2
+        pooled = load_matrix(cov + start, k, k, features)
+        trace = tl.maximum(tl.sum(pooled * eye) + lost_trace, smallest)
+        store_slot(slots, grad * (0.5 / tl.sqrt(trace)), BLOCK_K)
+        direction = load_slot(slots, BLOCK_K) + load_transposed(slots, BLOCK_K)
+        _differentiate(slots, add_ridge(pooled / trace, eye, 1.0), direction, eye, steps, BLOCK_K, PRECISION)
         last = slots + (SLOTS - 1) * BLOCK_K * BLOCK_K
-        derivative = (get(last, BLOCK_K) + transposed(last, BLOCK_K)) / 2
-        solved = load_matrix(cov + start, k, k, features)
-        through_trace += tl.sum(derivative * solved) / trace
-        grad_of_cov = (derivative - through_trace * eye) * (factor / trace)
-        store_matrix(matrix + start, grad_of_cov, k, k, features)
+        derivative = (load_slot(last, BLOCK_K) + load_transposed(last, BLOCK_K)) / 2
+        pooled = load_matrix(cov + start, k, k, features)
+        grad_trace += tl.sum(derivative * pooled) / trace
+        grad_cov = (derivative - grad_trace * eye) * (factor / trace)
+        store_matrix(matrix + start, grad_cov, k, k, features)
 
         if inner is not None:
             _inner_products(
-                inner, grad_of_mean, grad_of_cov, own_mean, own_cov, batch_mean, batch_cov, eye,
+                inner, grad_mean, grad_cov, sample_mean, sample_cov, batch_mean, batch_cov, eye,
                 index, groups, features, BW, IW, BN, IN, LN, STATISTICS, BLOCK_K,
             )  # fmt: skip
         index += tl.num_programs(0)
@@ -203,10 +207,10 @@ def _pull_back_kernel(
 @triton.jit
 def _inner_products(
     inner,
-    grad_of_mean,
-    grad_of_cov,
-    own_mean,
-    own_cov,
+    grad_mean,
+    grad_cov,
+    sample_mean,
+    sample_cov,
     batch_mean,
     batch_cov,
     eye,
@@ -221,49 +225,52 @@ def _inner_products(
     STATISTICS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Of the gradients with the statistics' differences from the first, which no common offset can drown."""
+    """Store the inner products of the gradients with each statistic minus the first.
+
+    The difference is exact even if all statistics share a large offset.
+    """
     k = tl.arange(0, BLOCK_K)
-    own_centre, sample = load_moments(own_mean, own_cov, index, k, features, BLOCK_K)
+    sample_centre, sample = load_moments(sample_mean, sample_cov, index, k, features, BLOCK_K)
     batch_centre, batch = load_moments(batch_mean, batch_cov, index % groups, k, features, BLOCK_K)
     layer_mean, layer_variance = 0.0, 0.0
     if LN >= 0:
-        layer_mean, layer_variance = layer_moments(own_mean, own_cov, index // groups, groups, features, BLOCK_K)
-    place = tl.arange(0, PLACES)
-    mean_inner = tl.zeros((PLACES,), tl.float32)
-    cov_inner = tl.zeros((PLACES,), tl.float32)
-    first_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, 0, BW, BN, LN)
+        layer_mean, layer_variance = layer_moments(sample_mean, sample_cov, index // groups, groups, features, BLOCK_K)
+    logit = tl.arange(0, BLOCK_LOGITS)
+    mean_inner = tl.zeros((BLOCK_LOGITS,), tl.float32)
+    cov_inner = tl.zeros((BLOCK_LOGITS,), tl.float32)
+    first_mean = statistic_mean(sample_centre, batch_centre, layer_mean, k, features, 0, BW, BN, LN)
     first_cov = statistic_cov(sample, batch, layer_variance, eye, 0, BW, IW, BN, IN)
     for other in tl.static_range(1, STATISTICS):
-        one_mean = statistic_mean(own_centre, batch_centre, layer_mean, k, features, other, BW, BN, LN)
-        one_cov = statistic_cov(sample, batch, layer_variance, eye, other, BW, IW, BN, IN)
-        mean_inner += tl.where(place == other, tl.sum(grad_of_mean * (one_mean - first_mean)), 0.0)
-        cov_inner += tl.where(place == other, tl.sum(grad_of_cov * (one_cov - first_cov)), 0.0)
-    tl.store(inner + index * 2 * PLACES + place, mean_inner)
-    tl.store(inner + index * 2 * PLACES + PLACES + place, cov_inner)
+        other_mean = statistic_mean(sample_centre, batch_centre, layer_mean, k, features, other, BW, BN, LN)
+        other_cov = statistic_cov(sample, batch, layer_variance, eye, other, BW, IW, BN, IN)
+        mean_inner += tl.where(logit == other, tl.sum(grad_mean * (other_mean - first_mean)), 0.0)
+        cov_inner += tl.where(logit == other, tl.sum(grad_cov * (other_cov - first_cov)), 0.0)
+    tl.store(inner + index * 2 * BLOCK_LOGITS + logit, mean_inner)
+    tl.store(inner + index * 2 * BLOCK_LOGITS + BLOCK_LOGITS + logit, cov_inner)
 
 
 @triton.jit
-def _derivative(u, start, along, eye, steps, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """The derivative of Newton's last Z by the start, along a direction, both symmetric; as in the solver.
+def _differentiate(u, start, direction, eye, steps, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """Compute the derivative of Newton's last Z by the start in a direction, both symmetric; as in the solver.
 
-    ``u`` is the first slot; the derivative is left in the last.
+    ``u`` is the first slot; the derivative is written to the last.
     """
     zero = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
     size: tl.constexpr = BLOCK_K * BLOCK_K
     s, z, m, du, dz = u + size, u + 2 * size, u + 3 * size, u + 4 * size, u + 5 * size
-    put(u, start, BLOCK_K)
-    put(s, 1.5 * eye - 0.5 * start, BLOCK_K)
-    put(z, 1.5 * eye - 0.5 * start, BLOCK_K)
-    put(du, along, BLOCK_K)
-    put(dz, tl.where(steps > 0, -0.5, 0.0) * along, BLOCK_K)
+    store_slot(u, start, BLOCK_K)
+    store_slot(s, 1.5 * eye - 0.5 * start, BLOCK_K)
+    store_slot(z, 1.5 * eye - 0.5 * start, BLOCK_K)
+    store_slot(du, direction, BLOCK_K)
+    store_slot(dz, tl.where(steps > 0, -0.5, 0.0) * direction, BLOCK_K)
     for _ in range(1, steps):
-        put(m, times(du, s, zero, BLOCK_K, PRECISION), BLOCK_K)
-        both = times_symmetric(u, m, zero, BLOCK_K, PRECISION)
-        put(du, times(m, s, -0.5 * both, BLOCK_K, PRECISION), BLOCK_K)
-        put(m, times(u, s, zero, BLOCK_K, PRECISION), BLOCK_K)
-        squared = times(m, s, zero, BLOCK_K, PRECISION)
-        put(u, squared, BLOCK_K)
-        put(s, 1.5 * eye - 0.5 * squared, BLOCK_K)
-        through = times(z, du, zero, BLOCK_K, PRECISION)
-        put(dz, times(dz, s, -0.5 * through, BLOCK_K, PRECISION), BLOCK_K)
-        put(z, times(z, s, zero, BLOCK_K, PRECISION), BLOCK_K)
+        store_slot(m, multiply(du, s, zero, BLOCK_K, PRECISION), BLOCK_K)
+        product = multiply_symmetric(u, m, zero, BLOCK_K, PRECISION)
+        store_slot(du, multiply(m, s, -0.5 * product, BLOCK_K, PRECISION), BLOCK_K)
+        store_slot(m, multiply(u, s, zero, BLOCK_K, PRECISION), BLOCK_K)
+        squared = multiply(m, s, zero, BLOCK_K, PRECISION)
+        store_slot(u, squared, BLOCK_K)
+        store_slot(s, 1.5 * eye - 0.5 * squared, BLOCK_K)
+        product = multiply(z, du, zero, BLOCK_K, PRECISION)
+        store_slot(dz, multiply(dz, s, -0.5 * product, BLOCK_K, PRECISION), BLOCK_K)
+        store_slot(z, multiply(z, s, zero, BLOCK_K, PRECISION), BLOCK_K)

@@ -1,4 +1,4 @@
-"""Kernels for a while."""
+"""Temporary choice of the kernels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from whitenorm.ops import dispatch
 
 
 @contextmanager
-def chosen(mode: str) -> Iterator[None]:
-    """Within it, the kernels of this mode run; see :func:`whitenorm.set_kernels`."""
+def use_kernels(mode: str) -> Iterator[None]:
+    """Use the kernels of a mode within the context; see :func:`whitenorm.set_kernels`."""
     before = dispatch._mode
     dispatch.set_kernels(mode)
     try:
@@ -21,7 +21,7 @@ def chosen(mode: str) -> Iterator[None]:
 
 
 def has_triton() -> bool:
-    """Whether there are kernels of Triton's to choose."""
+    """Return whether the Triton kernels can be imported."""
     try:
         importlib.import_module("whitenorm.ops.triton")
     except ImportError:

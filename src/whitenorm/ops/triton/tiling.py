@@ -1,0 +1,250 @@
+"""Host-side planning of the Triton kernels: how ``x[N, G, K, J, P]`` is cut into tiles, and which program gets which.
+
+A *problem* is all the values that share one set of matrices: the whole batch, or one sample. Its positions are counted
+by an outer and an inner index, and a tile is ``BLOCK_K`` features by ``BLOCK_OUTER * BLOCK_INNER`` positions. Where γ
+and β vary within a feature, one of the two indices counts its channels.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from whitenorm.ops.launches import record_launch
+from whitenorm.ops.triton.tiles import (
+    FEATURE_UNIT_STRIDE,
+    INNER_CHANNELS,
+    NO_CHANNELS,
+    NO_UNIT_STRIDE,
+    OUTER_CHANNELS,
+    POSITION_UNIT_STRIDE,
+)
+
+# Positions per tile of the kernels that sum and of those that map; features per product. Larger ones spill registers.
+SUM_POSITIONS = 32
+MAP_POSITIONS = 64
+MAP_POSITIONS_OF_LARGEST = 128
+BLOCK_COLUMNS = 16
+# Most features of a tile; larger matrices are made of several tiles.
+LARGEST_BLOCK = 64
+# Programs that fill a GPU: with fewer matrices than this, several programs share one.
+ENOUGH_PROGRAMS = 128
+# Programs that fill a GPU evenly.
+MANY_PROGRAMS = 512
+# Fewest tiles for which a program is worth a matrix of partial sums.
+LEAST_TILES = 16
+# Most tiles that a program maps.
+MOST_TILES = 8
+# Most channels of a tile, where channels are neighbours in memory.
+LARGEST_CHANNEL_BLOCK = 16
+
+# Options of every compilation; Triton's own default is about to change.
+COMPILE_OPTIONS = {"enable_fp_fusion": True}
+
+
+class Tiling(NamedTuple):
+    """How the positions of each problem are cut into tiles, and along which axes of the tensors they lie."""
+
+    problems: int
+    groups: int
+    features: int
+    outer: int
+    inner: int
+    outer_axis: int | None
+    inner_axis: int
+    channels: int
+    block_features: int
+    block_outer: int
+    block_inner: int
+
+    @property
+    def matrices(self) -> int:
+        return self.problems * self.groups
+
+    @property
+    def feature_blocks(self) -> int:
+        return triton.cdiv(self.features, self.block_features)
+
+    @property
+    def outer_tiles(self) -> int:
+        return triton.cdiv(self.outer, self.block_outer)
+
+    @property
+    def inner_tiles(self) -> int:
+        return triton.cdiv(self.inner, self.block_inner)
+
+    @property
+    def tiles(self) -> int:
+        return self.outer_tiles * self.inner_tiles
+
+    def sizes(self) -> dict[str, int]:
+        return {
+            "groups": self.groups,
+            "features": self.features,
+            "outer": self.outer,
+            "inner": self.inner,
+            "outer_tiles": self.outer_tiles,
+            "inner_tiles": self.inner_tiles,
+        }
+
+    def blocks(self) -> dict[str, int]:
+        return {
+            "BLOCK_K": self.block_features,
+            "BLOCK_OUTER": self.block_outer,
+            "BLOCK_INNER": self.block_inner,
+            "CHANNELS": self.channels,
+        }
+
+    def strides(self, tensor: Tensor, name: str) -> dict[str, Any]:
+        """Return a tensor's strides (problem, group, feature, outer, inner), and what is known when compiling.
+
+        The latter is which stride is 1, and a divisor of all others. Triton would compile a kernel anew for a stride
+        of 1, so that it is passed as 0, which the kernel does not read.
+        """
+        problem, group, feature = (0 if tensor.shape[axis] == 1 else tensor.stride(axis) for axis in range(3))
+        problem = 0 if self.problems == 1 else problem
+        outer = 0 if self.outer_axis is None else tensor.stride(self.outer_axis)
+        inner = 0 if self.inner == 1 else tensor.stride(self.inner_axis)
+        unit_stride, divisor = NO_UNIT_STRIDE, 1
+        if inner == 1:
+            unit_stride, inner = POSITION_UNIT_STRIDE, 0
+            divisor = math.gcd(16, problem, group, feature, outer, self.inner)
+        elif feature == 1:
+            unit_stride, feature = FEATURE_UNIT_STRIDE, 0
+            divisor = math.gcd(16, problem, group, outer, inner, self.features)
+        return {
+            f"{name}_strides": (problem, group, feature, outer, inner),
+            f"{name.upper()}_UNIT_STRIDE": unit_stride.value,
+            f"{name.upper()}_DIVISOR": divisor if divisor in (4, 16) else 1,
+        }
+
+
+class Split(NamedTuple):
+    """The tiles of a problem, split among ``programs`` programs of ``chunk`` tiles each."""
+
+    programs: int
+    chunk: int
+
+
+def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+    """Plan the tiles of a kernel that sums over the tensors; see :func:`_tiling`."""
+    return _tiling(tensors, pooled, channels, SUM_POSITIONS)
+
+
+def map_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+    """Plan the tiles of a kernel that maps the tensors; see :func:`_tiling`."""
+    is_largest = block_features(tensors[0].shape[2]) == LARGEST_BLOCK
+    return _tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if is_largest else MAP_POSITIONS)
+
+
+def _tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
+    """Plan how to walk through tensors ``[N, G, K, J, P]`` together.
+
+    With ``pooled``, all samples are one problem if each feature has one channel. With ``channels``, an index counts the
+    channels of a feature if there are several.
+    """
+    first = tensors[0]
+    samples, groups, features, channels_per_feature, _ = first.shape
+    channels = channels and channels_per_feature > 1
+    position_axes = (3, 4) if channels_per_feature > 1 else (0, 4) if pooled else (4,)
+    axes = [axis for axis in position_axes if first.shape[axis] > 1] or [4]
+    if axes == [3, 4] and first.stride(3) < first.stride(4):
+        axes = [4, 3]
+    inner_axis, outer_axis = axes[-1], axes[0] if len(axes) == 2 else None
+    inner, outer = first.shape[inner_axis], 1 if outer_axis is None else first.shape[outer_axis]
+    if outer_axis is not None and not channels and all(_can_merge(t, outer_axis, inner_axis) for t in tensors):
+        outer_axis, inner, outer = None, inner * outer, 1
+    channel_index = NO_CHANNELS if not channels else INNER_CHANNELS if inner_axis == 3 else OUTER_CHANNELS
+    most = LARGEST_CHANNEL_BLOCK if channel_index is INNER_CHANNELS and outer > 1 else block_positions
+    block_inner = min(most, triton.next_power_of_2(inner))
+    # Products need at least 16 positions.
+    block_inner, block_outer = (
+        (max(16, block_inner), 1) if outer == 1 else (block_inner, block_positions // block_inner)
+    )
+    return Tiling(
+        problems=1 if pooled and channels_per_feature == 1 else samples,
+        groups=groups,
+        features=features,
+        outer=outer,
+        inner=inner,
+        outer_axis=outer_axis,
+        inner_axis=inner_axis,
+        channels=channel_index.value,
+        block_features=block_features(features),
+        block_outer=block_outer,
+        block_inner=block_inner,
+    )
+
+
+def _can_merge(tensor: Tensor, outer_axis: int, inner_axis: int) -> bool:
+    """Return whether the two axes together are equally spaced, as a single axis."""
+    return tensor.stride(outer_axis) == tensor.shape[inner_axis] * tensor.stride(inner_axis)
+
+
+def block_features(features: int) -> int:
+    return max(16, min(LARGEST_BLOCK, triton.next_power_of_2(features)))
+
+
+def split_sums(tiles: int, programs: int) -> Split:
+    """Split sums among few programs per problem, because each writes a matrix of partial sums."""
+    if programs >= ENOUGH_PROGRAMS:
+        return Split(1, tiles)
+    chunk = max(LEAST_TILES, triton.cdiv(tiles * programs, MANY_PROGRAMS))
+    return Split(triton.cdiv(tiles, chunk), chunk)
+
+
+def split_map(tiles: int, programs: int) -> Split:
+    """Split a map among many programs per problem, of a few tiles each."""
+    chunk = min(MOST_TILES, max(1, tiles * programs // MANY_PROGRAMS))
+    return Split(triton.cdiv(tiles, chunk), chunk)
+
+
+def problem_stride(tensor: Tensor | None) -> int:
+    """Return the distance between two problems' entries of a contiguous ``(B, G, ...)``, or 0 where all share one."""
+    return 0 if tensor is None or tensor.shape[0] == 1 else tensor[0].numel()
+
+
+def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
+    """Return the compile-time arguments of the kernels that sum over x."""
+    warps = 2 if tiles.block_features == 16 else 8
+    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(like, warps)}
+
+
+def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
+    """Return the compile-time arguments of the kernels that map x."""
+    warps = 8 if tiles.block_features == LARGEST_BLOCK else 4
+    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(like, warps)}
+
+
+def solve_options(features: int, like: Tensor) -> dict[str, Any]:
+    """Return the compile-time arguments of the solves, where a tile is a whole matrix."""
+    block = block_features(features)
+    return {"BLOCK_K": block, **_options(like, 8 if block == LARGEST_BLOCK else 4)}
+
+
+def _options(like: Tensor, warps: int) -> dict[str, Any]:
+    # More stages would need more registers than there are.
+    return {"PRECISION": dot_precision(like.device), "num_warps": warps, "num_stages": 1}
+
+
+def dot_precision(device: torch.device) -> str:
+    """Return how float32 matrices are multiplied: nearly exactly, on tensor cores where these can."""
+    return "tf32x3" if device.type == "cuda" and _has_tf32(device) else "ieee"
+
+
+@cache
+def _has_tf32(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
+    """Run a kernel on the device of ``like``, which may not be the current one; on meta, only record the launch."""
+    record_launch(kernel.fn.__name__, arguments, grid)
+    if not like.is_meta:
+        with torch.cuda.device_of(like):
+            kernel[grid](*arguments, **options, **COMPILE_OPTIONS)

@@ -1,0 +1,112 @@
+"""Counting of the operations of a training step, and prediction of its time on a GPU."""
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.roofline import cards
+from benchmarks.roofline.cards import Card
+from benchmarks.roofline.prediction import predict_seconds
+from benchmarks.roofline.work import Operation, count_operations, count_passes, layer_work, nbytes, step_work
+from whitenorm.cli.gpu.cases import CASES
+from whitenorm.ops import launches
+
+
+def meta(*shape):
+    return torch.empty(shape, device="meta")
+
+
+def operations_of(run):
+    return [(operation.name, operation.bytes, operation.flops) for operation in count_operations(run)[1]]
+
+
+def test_operations_of_small_functions():
+    x, small = meta(8, 4), meta(4)
+    assert operations_of(lambda: x + x) == [("add", 256, 0)]
+    assert operations_of(lambda: x.add_(1)) == [("add_", 256, 0)]
+    assert operations_of(lambda: x + small) == [("add", 272, 0)]
+    assert operations_of(lambda: x.t() @ x) == [("mm", 128 + 64, 2 * 4 * 4 * 8)]
+    assert operations_of(lambda: torch.mul(x, 2, out=meta(8, 4))) == [("mul", 256, 0)]
+    # These do not read the tensor that they write.
+    assert operations_of(lambda: x.zero_()) == [("zero_", 128, 0)]
+    assert operations_of(lambda: x.copy_(small)) == [("copy_", 144, 0)]
+
+
+def test_views_and_allocations_are_free():
+    x = meta(8, 4)
+    assert operations_of(lambda: torch.empty_like(x.view(4, 8).t().unsqueeze(0).expand(3, -1, -1)[0].detach())) == []
+
+
+def test_an_expanded_dimension_is_in_memory_once():
+    matrix = meta(1, 4, 4).expand(8, -1, -1)
+    assert nbytes(matrix) == 64
+    assert operations_of(lambda: torch.bmm(matrix, meta(8, 4, 2))) == [("bmm", 64 + 256 + 256, 8 * 2 * 4 * 4 * 2)]
+
+
+def test_a_step_of_a_model():
+    layer = nn.Linear(3, 5, device="meta")
+    work = step_work(lambda: layer(meta(2, 3)).sum())
+    assert [operation.name for operation in work.forward] == ["addmm", "sum"]
+    # Forward, and the gradient of the weight; the input needs none.
+    assert work.flops == 2 * (2 * 2 * 3 * 5)
+
+
+def test_triton_launches_count_their_tensors():
+    x, matrix = meta(8, 4, 16), meta(4, 4)
+
+    def run():
+        launches.record_launch("_apply", (x, matrix, None, 3, x), (5, 2))
+        return x + 1
+
+    assert count_operations(run)[1] == (
+        Operation("add", 2 * 2048, 0),
+        Operation("_apply", 2048 + 64, 0, triton=True, programs=10),
+    )
+
+
+def test_nested_recorders():
+    with launches.record_launches() as outer:
+        launches.record_launch("a", (), (1,))
+        with launches.record_launches() as inner:
+            launches.record_launch("b", (), (1,))
+        launches.record_launch("c", (), (1,))
+    assert ([launch.kernel for launch in outer], [launch.kernel for launch in inner]) == (["a", "b", "c"], ["b"])
+
+
+def test_batch_norm():
+    work = layer_work(nn.BatchNorm2d(64), (64, 64, 32, 32))
+    assert (len(work.forward), len(work.backward)) == (2, 1)
+    assert count_passes(work, (64, 64, 32, 32)) == pytest.approx(5, abs=0.01)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_triton_launches(name):
+    """At most 8 launches, 10 for SW, and 9 passes over x, with as many FLOPs as torch's kernels."""
+    pytest.importorskip("triton")
+    case = CASES[name]
+    work, by_torch = layer_work(case.build_layer(), case.shape, "triton"), layer_work(case.build_layer(), case.shape)
+    assert 0 < work.triton_launches <= (10 if name == "SW" else 8)
+    assert count_passes(work, case.shape) <= 9
+    assert work.flops == pytest.approx(by_torch.flops, rel=1e-3)
+
+
+CARD = Card("a card", bandwidth=1e12, fp32=1e13, tf32=1e14, processors=100, source="made up")
+
+
+@pytest.mark.parametrize(
+    ("operation", "seconds"),
+    [
+        (Operation("add", 0, 0), cards.TORCH_LAUNCH),
+        (Operation("_apply", 0, 0, triton=True), cards.TRITON_LAUNCH),
+        (Operation("add", 10**9, 0), 1e-3 / cards.BANDWIDTH_ATTAINED),
+        (Operation("mm", 0, 10**10), 1e-3 / cards.FP32_ATTAINED),
+        (Operation("convolution_backward", 0, 10**11), 1e-3 / cards.TF32_ATTAINED),
+        (Operation("_apply", 0, 10**11, triton=True), 3e-3 / cards.TF32_ATTAINED),
+        # One of a hundred multiprocessors is busy, then all.
+        (Operation("_solve", 0, 10**9, triton=True, programs=1), 3e-3 / cards.TF32_ATTAINED),
+        (Operation("_solve", 0, 10**11, triton=True, programs=500), 3e-3 / cards.TF32_ATTAINED),
+    ],
+)
+def test_prediction(operation, seconds):
+    assert predict_seconds([operation], CARD) == pytest.approx(seconds)
+    assert predict_seconds([operation, operation], CARD) == pytest.approx(2 * seconds)
