@@ -156,7 +156,7 @@ def test_the_other_layout_is_another_one():
     x = torch.randn(2, 64, 4, 4)
 
     def step():
-        layouts.append(whitenorm.functional.channel_groups(x, 64, pooled=True).copied)
+        layouts.append(whitenorm.functional.channel_groups(x, 64, True).copied)
 
     step()
     sweep._in_other_layout(step)
