@@ -8,7 +8,7 @@ import pytest
 from lab.tests.helpers.stored import SHORT, format_claims_page, store_results, store_several
 from whitenorm_lab.claims import command, markdown_page, verdict_snippets
 from whitenorm_lab.claims.outcomes import gather, summary
-from whitenorm_lab.claims.rules import PAIRED_HOLM
+from whitenorm_lab.claims.rules import DESCRIPTION
 from whitenorm_lab.cli import main
 from whitenorm_lab.markdown_sections import write_section
 from whitenorm_lab.papers import EXPERIMENTS
@@ -116,7 +116,7 @@ def test_the_table_of_a_run(several):
     assert here[2].splitlines() == ["DBN 1 ± 0.1, BN 2 ± 0.1", "DBN 3 ± 0.1, LN 4 ± 0.1"]
     assert here[3].splitlines()[0] == "DBN 1.5 ± 0.5, BN 2 ± 0.5 (held, p = 0.01)"
     assert [verdict.startswith("not held†") for verdict in verdicts] == [False, True, True, True]
-    assert view.caption == f"† {SHORT}\nJudged by {PAIRED_HOLM.words}."
+    assert view.caption == f"† {SHORT}\nJudged by {DESCRIPTION}."
     assert "1.5 min on 2 threads" in view.title
 
 

@@ -203,6 +203,18 @@ def test_judge_again_runs_nothing(experiment, calls, tmp_path):
         judge_again(experiment, tmp_path / "empty")
 
 
+@pytest.mark.parametrize("earlier", [{"rule": "Welch"}, {}])
+def test_results_of_an_earlier_rule_are_judged_again_by_the_current_one(experiment, tmp_path, earlier):
+    content = reproduce(experiment, tmp_path)
+    store = Store(tmp_path, "mine", "default")
+    rule, runs = content.pop("rule"), content.pop("runs")
+    store.write({**content, **earlier, "claims": []}, runs)
+    assert store.read().get("rule") == earlier.get("rule")
+    again = judge_again(experiment, tmp_path)
+    assert again["rule"] == rule == "paired, Holm"
+    assert again["claims"] == content["claims"]
+
+
 def test_command(tmp_path, capsys, monkeypatch):
     # Wide enough that no cell is wrapped.
     monkeypatch.setenv("COLUMNS", "250")

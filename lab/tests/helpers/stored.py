@@ -6,10 +6,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from whitenorm_lab.claims import markdown_page
+from whitenorm_lab.claims import markdown_page, rules
 from whitenorm_lab.claims.outcomes import gather
 from whitenorm_lab.claims.results import Run, Store
-from whitenorm_lab.claims.rules import PAIRED_HOLM
 from whitenorm_lab.papers import EXPERIMENTS
 
 HOSTILE = '<script>alert(1)</script> & "quotes" | a*b_c ``<b>``'
@@ -74,7 +73,7 @@ def store_several(folder, monkeypatch):
         },
         {**base, "claim": "plain", "ours": "both", "why": "1 of 2 parts not held: p = 0.02", "parts": PARTS},
     ]
-    made = {"parameters": entry.scales["default"], "claims": judged, "rule": PAIRED_HOLM.name}
+    made = {"parameters": entry.scales["default"], "claims": judged, "rule": rules.NAME}
     store_results(folder, known.id, [], monkeypatch, text="", **made)
     store_results(folder, "dbn-axis-swap", ["held"], monkeypatch, text="")
     return gather(folder, "default")

@@ -8,7 +8,7 @@ import pytest
 from lab.tests.helpers.judging import judge_one
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
-from whitenorm_lab.claims.rules import PAIRED_HOLM
+from whitenorm_lab.claims.rules import MIN_SEEDS
 from whitenorm_lab.papers import EXPERIMENTS
 from whitenorm_lab.papers.shared.classification import (
     _collect_values,
@@ -103,7 +103,7 @@ def test_the_reduction_is_described(experiment):
 def test_every_reduction_is_described(name):
     one = EXPERIMENTS[name]
     assert f"{one.scales['default']['epochs']} instead of" in one.reduction or name == "gw-df"
-    assert min(one.seeds["default"], one.seeds["paper"]) >= PAIRED_HOLM.min_seeds
+    assert min(one.seeds["default"], one.seeds["paper"]) >= MIN_SEEDS
     if "nets" in one.scales["default"]:
         assert all(net["net"] in one.scales["default"]["nets"].values() for net in one.plan(one.scales["default"]))
 
@@ -139,7 +139,7 @@ def results():
 def test_learning_rates_are_chosen_on_held_out_images(experiment, results):
     assert [select_tuned_runs(results, f"{norm}, SGD").levels("lr") for norm in ("BN", "DBN")] == [[0.1], [0.4]]
     assert get_final_values(results, "test_error", "BN, SGD") == [41 + seed / 10 for seed in range(5)]
-    first, second = (judge_one(claim.judge(results), PAIRED_HOLM) for claim in experiment.claims)
+    first, second = (judge_one(claim.judge(results), MIN_SEEDS) for claim in experiment.claims)
     assert (first.verdict, second.verdict) == ("held", "not run")
     assert first.ours.startswith("lr 0.4 and 0.1: DBN 31.2 ± 0.16, BN 41.2 ± 0.16")
 
@@ -157,7 +157,7 @@ def test_results_without_rates_are_judged_as_before(experiment):
         for norm, error in (("BN", 50), ("DBN", 40))
         for seed in range(5)
     )
-    first = judge_one(experiment.claims[0].judge(old), PAIRED_HOLM)
+    first = judge_one(experiment.claims[0].judge(old), MIN_SEEDS)
     assert first.verdict == "held"
     assert first.ours.startswith("DBN 40.2 ± 0.16, BN 50.2 ± 0.16")
     assert experiment.draw(old).axes
@@ -232,7 +232,7 @@ def test_group_sizes_are_judged_by_the_spread_of_seeds():
             for seed in range(5)
         )
 
-    near = judge_one(claim.judge(make_results(19.0)), PAIRED_HOLM)
+    near = judge_one(claim.judge(make_results(19.0)), MIN_SEEDS)
     assert near.verdict == "held"
     assert near.ours.startswith("groups of 8 22.5 ± 1.6, groups of 64 22 ± 1.6")
-    assert judge_one(claim.judge(make_results(27.0)), PAIRED_HOLM).verdict == "not held"
+    assert judge_one(claim.judge(make_results(27.0)), MIN_SEEDS).verdict == "not held"

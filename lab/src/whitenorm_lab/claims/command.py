@@ -13,7 +13,7 @@ from rich.table import Table
 
 from whitenorm.cli import suggest
 from whitenorm_lab.claims.experiment import SCALES, Experiment
-from whitenorm_lab.claims.outcomes import describe_time, explain_claims, rule_of
+from whitenorm_lab.claims.outcomes import describe_rule, describe_time, explain_claims
 from whitenorm_lab.claims.progress import show_progress
 from whitenorm_lab.claims.results import Store
 from whitenorm_lab.claims.runner import judge_again, reproduce
@@ -133,7 +133,7 @@ def build_verdict_table(content: dict[str, Any]) -> Table:
     reduction = next((claim["short"] for claim in claims if claim["short"]), "")
     table = Table(
         title=f"{content['experiment']}: {content['title']} ({content['scale']}, {describe_time(content)})",
-        caption=f"{_REDUCED} {reduction}\n" * bool(reduction) + f"Judged by {rule_of(content).words}.",
+        caption=f"{_REDUCED} {reduction}\n" * bool(reduction) + f"Judged by {describe_rule(content)}.",
         show_lines=True,
     )
     for heading in ("claim", "paper", "here", "verdict"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from whitenorm_lab.claims.rules import Rule
+from whitenorm_lab.claims.rules import combine_p_values, compute_paired_p_value
 
 
 class PValues(NamedTuple):
@@ -32,15 +32,15 @@ class Evidence(ABC):
     """Text before the values, such as what was run."""
 
     @abstractmethod
-    def compute_p_values(self, rule: Rule) -> PValues:
-        """Return the p-values for and against the claim."""
+    def compute_p_values(self, min_seeds: int) -> PValues:
+        """Return the p-values for and against the claim; comparisons of fewer seeds decide nothing."""
 
-    def describe(self, rule: Rule) -> str:
+    def describe(self) -> str:
         """Format the values."""
-        return self.prefix + self._describe(rule)
+        return self.prefix + self._describe()
 
     @abstractmethod
-    def _describe(self, rule: Rule) -> str: ...
+    def _describe(self) -> str: ...
 
     @property
     def leaves(self) -> tuple[Evidence, ...]:
@@ -57,22 +57,22 @@ class Comparison(Evidence):
     names: tuple[str, str]
     margin: float = 0.0
 
-    def _describe(self, rule: Rule) -> str:
+    def _describe(self) -> str:
         words = f"{self.names[0]} {format_spread(self.one)}, {self.names[1]} {format_spread(self.other)}"
-        if not rule.paired or not self._is_finite():
+        if not self._is_finite():
             return words
         differences = [first - second for first, second in zip(self.one, self.other, strict=True)]
         return f"{words}, difference {format_spread(differences)}"
 
-    def compute_p_values(self, rule: Rule) -> PValues:
-        if rule.paired and len(self.one) != len(self.other):
+    def compute_p_values(self, min_seeds: int) -> PValues:
+        if len(self.one) != len(self.other):
             raise ValueError(f"expected values of the same seeds (got {len(self.one)} and {len(self.other)})")
-        if min(len(self.one), len(self.other)) < rule.min_seeds:
-            return PValues(words=f"fewer than {rule.min_seeds} seeds")
-        return self._test(rule) if self._is_finite() else self._compare_diverged()
+        if len(self.one) < min_seeds:
+            return PValues(words=f"fewer than {min_seeds} seeds")
+        return self._test() if self._is_finite() else self._compare_diverged()
 
     @abstractmethod
-    def _test(self, rule: Rule) -> PValues: ...
+    def _test(self) -> PValues: ...
 
     @abstractmethod
     def _compare_diverged(self) -> PValues:
@@ -85,8 +85,11 @@ class Comparison(Evidence):
 class Lower(Comparison):
     """The first method's values are lower than the second's by more than the margin."""
 
-    def _test(self, rule: Rule) -> PValues:
-        return PValues(rule.test(self.one, self.other, -self.margin), rule.test(self.other, self.one, self.margin))
+    def _test(self) -> PValues:
+        return PValues(
+            compute_paired_p_value(self.one, self.other, -self.margin),
+            compute_paired_p_value(self.other, self.one, self.margin),
+        )
 
     def _compare_diverged(self) -> PValues:
         finite_shares = [sum(map(math.isfinite, values)) / len(values) for values in (self.one, self.other)]
@@ -101,19 +104,20 @@ class Lower(Comparison):
 class AtMost(Lower):
     """A method's values are below a printed number, which has no spread here."""
 
-    def _describe(self, rule: Rule) -> str:
+    def _describe(self) -> str:
         return f"{self.names[0]} {format_spread(self.one)}, {self.names[1]} {self.other[0]:.4g}"
 
 
 class Alike(Comparison):
     """The values of two methods differ by less than the margin."""
 
-    def _test(self, rule: Rule) -> PValues:
-        within = [rule.test(self.one, self.other, self.margin), rule.test(self.other, self.one, self.margin)]
-        apart = [rule.test(self.one, self.other, -self.margin), rule.test(self.other, self.one, -self.margin)]
+    def _test(self) -> PValues:
+        orders = (self.one, self.other), (self.other, self.one)
+        within = [compute_paired_p_value(*order, self.margin) for order in orders]
+        apart = [compute_paired_p_value(*order, -self.margin) for order in orders]
         return PValues(
             max(within),
-            rule.combine(apart),
+            combine_p_values(apart),
             f"margin {self.margin:g}, p = {{p:.2g}}",
             f"more than {self.margin:g} apart, p = {{p:.2g}}",
         )
@@ -129,12 +133,12 @@ class Count(Evidence):
     holds: bool
     text: str
 
-    def compute_p_values(self, rule: Rule) -> PValues:
+    def compute_p_values(self, min_seeds: int) -> PValues:
         if self.holds:
             return PValues(held=0.0, words="counted")
         return PValues(against=0.0, otherwise="counted")
 
-    def _describe(self, rule: Rule) -> str:
+    def _describe(self) -> str:
         return self.text
 
 
@@ -142,10 +146,10 @@ class Count(Evidence):
 class NotRun(Evidence):
     """Placeholder for runs that a scale leaves out."""
 
-    def compute_p_values(self, rule: Rule) -> PValues:
+    def compute_p_values(self, min_seeds: int) -> PValues:
         return PValues(words="not part of this scale")
 
-    def _describe(self, rule: Rule) -> str:
+    def _describe(self) -> str:
         return "–"
 
 
@@ -155,12 +159,12 @@ class AllOf(Evidence):
 
     parts: tuple[Evidence, ...]
 
-    def compute_p_values(self, rule: Rule) -> PValues:
-        p_values = [leaf.compute_p_values(rule) for leaf in self.leaves]
-        return PValues(max(p.held for p in p_values), rule.combine([p.against for p in p_values]))
+    def compute_p_values(self, min_seeds: int) -> PValues:
+        p_values = [leaf.compute_p_values(min_seeds) for leaf in self.leaves]
+        return PValues(max(p.held for p in p_values), combine_p_values([p.against for p in p_values]))
 
-    def _describe(self, rule: Rule) -> str:
-        return "; ".join(part.describe(rule) for part in self.parts)
+    def _describe(self) -> str:
+        return "; ".join(part.describe() for part in self.parts)
 
     @property
     def leaves(self) -> tuple[Evidence, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from whitenorm_lab import data
 from whitenorm_lab.claims.evidence import Evidence
 from whitenorm_lab.claims.results import Results, to_json_values
-from whitenorm_lab.claims.rules import PAIRED_HOLM, RULES, Rule
+from whitenorm_lab.claims.rules import MIN_SEEDS
 
 SCALES = ("smoke", "default", "paper")
 Settings = dict[str, Any]
@@ -80,7 +80,7 @@ class Experiment:
     scales: dict[str, Settings]
     seeds: dict[str, int]
     """Number of seeds per scale."""
-    min_seeds: int = field(default=PAIRED_HOLM.min_seeds, kw_only=True)
+    min_seeds: int = field(default=MIN_SEEDS, kw_only=True)
     """Smallest number of seeds for a verdict: three if runs are long."""
     first_seed: int = field(default=0, kw_only=True)
     """The first seed, after those of the pilot runs by which a set-up was chosen."""
@@ -112,11 +112,6 @@ class Experiment:
         first = min((run.seed for run in content["runs"]), default=self.first_seed)
         parameters = to_json_values(self.scales[content["scale"]])
         return bool(content["parameters"] == parameters) and first == self.first_seed
-
-    def get_rule(self, name: str) -> Rule:
-        """Return the rule of this name with at most this experiment's smallest number of seeds."""
-        rule = RULES[name]
-        return replace(rule, min_seeds=min(rule.min_seeds, self.min_seeds))
 
 
 def name_stand_ins(text: str, stand_ins: Mapping[str, str]) -> str:

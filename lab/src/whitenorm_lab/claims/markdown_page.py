@@ -13,7 +13,6 @@ from whitenorm_lab.claims.outcomes import (
     Outcome,
     commit,
     duration,
-    group_by_rule,
     hardware,
     pluralize,
     sentences,
@@ -37,7 +36,7 @@ def format_tally(outcomes: list[Outcome]) -> str:
 
 
 def format_page(outcomes: list[Outcome], scale: str, folder: Path | None) -> str:
-    """Format all verdicts: a table of experiments, the failed claims, the reductions of the runs, and the rules.
+    """Format all verdicts: a table of experiments, the failed claims, the reductions of the runs, and the rule.
 
     Links lead to the stored results from a page in ``folder``, or without one to the papers' pages beside it.
     """
@@ -57,7 +56,7 @@ def format_page(outcomes: list[Outcome], scale: str, folder: Path | None) -> str
     for missing in NOT_BUILT:
         what = escape_markdown(f"{missing.title} ({missing.why})")
         text.append(f"| {escape_markdown(f'{missing.paper} {missing.where}')} | {what} | {dashes} | not built |")
-    text += ["", *_format_failures(outcomes), *_format_reductions(outcomes), *_format_rules(outcomes)]
+    text += ["", *_format_failures(outcomes), *_format_reductions(outcomes), *_format_rule()]
     return "\n".join(text).strip()
 
 
@@ -119,12 +118,9 @@ def _format_reductions(outcomes: list[Outcome]) -> list[str]:
     return ["## What these runs are short of, held or not", "", *lines, ""] if lines else []
 
 
-def _format_rules(outcomes: list[Outcome]) -> list[str]:
-    """Format the docstring that states the rule, and which experiments were judged by which rule."""
-    paragraphs = [*map(escape_markdown, re.split(r"\n\s*\n", (verdicts.__doc__ or "").strip()))]
-    for rule, judged in group_by_rule(outcomes).items():
-        names = ", ".join(f"`{outcome.experiment.id}`" for outcome in judged)
-        paragraphs.append(f"Judged by {escape_markdown(rule.words)}: {names}.")
+def _format_rule() -> list[str]:
+    """Format the docstring that states the rule."""
+    paragraphs = map(escape_markdown, re.split(r"\n\s*\n", (verdicts.__doc__ or "").strip()))
     return ["## How a claim is judged", "", *(line for paragraph in paragraphs for line in (paragraph, ""))]
 
 

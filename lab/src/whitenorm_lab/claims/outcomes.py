@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from whitenorm_lab.claims import rules
 from whitenorm_lab.claims.experiment import Experiment
 from whitenorm_lab.claims.results import Store
-from whitenorm_lab.claims.rules import RULES, WELCH, Rule
 from whitenorm_lab.claims.verdicts import Verdict
 from whitenorm_lab.papers import EXPERIMENTS, SETUPS
 from whitenorm_lab.papers.not_built import NOT_BUILT, NotBuilt
@@ -91,18 +91,10 @@ def _shorten_why(row: dict[str, Any]) -> str:
     return words.partition(": ")[0] if "parts" in row else words.replace("; ", ", ")
 
 
-def rule_of(content: dict[str, Any]) -> Rule:
-    """The rule that results were judged by; the oldest results do not name it."""
-    return RULES[content.get("rule", WELCH.name)]
-
-
-def group_by_rule(outcomes: Iterable[Outcome]) -> dict[Rule, list[Outcome]]:
-    """Group the outcomes with results by the rule that judged them, the newest rule first."""
-    groups: dict[Rule, list[Outcome]] = {rule: [] for rule in reversed(RULES.values())}
-    for outcome in outcomes:
-        if outcome.content is not None:
-            groups[rule_of(outcome.content)].append(outcome)
-    return {rule: group for rule, group in groups.items() if group}
+def describe_rule(content: dict[str, Any]) -> str:
+    """Describe the rule by which results were judged."""
+    is_current = content.get("rule") == rules.NAME
+    return rules.DESCRIPTION if is_current else "an earlier rule; --judge applies the current one"
 
 
 def gather(folder: Path, scale: str) -> list[Outcome]:

@@ -17,10 +17,10 @@ from whitenorm_lab.claims.outcomes import (
     Outcome,
     commit,
     count_seeds,
+    describe_rule,
     describe_run,
     hardware,
     not_built_of,
-    rule_of,
     summary,
     tally,
 )
@@ -134,7 +134,7 @@ def _describe_experiment(outcome: Outcome, scale: str, files: str, index: str) -
         blocks += ["**Bars of our own**, set here, not claimed by the paper, and counted apart:", _tabulate(bars)]
     if content is not None:
         blocks.append(
-            f"Judged by [{escape_markdown(rule_of(content).words)}]({index}#how-a-claim-is-judged). "
+            f"Judged by [{escape_markdown(describe_rule(content))}]({index}#how-a-claim-is-judged). "
             f"Finished {content['finished'][:10]}, commit {escape_markdown(commit(content))}, "
             f"on {escape_markdown(hardware([content]))}. "
             f"Raw values: [{experiment.id}.json]({data})."

@@ -14,10 +14,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 
+from whitenorm_lab.claims import rules
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment
 from whitenorm_lab.claims.plots import save_figure
 from whitenorm_lab.claims.results import Results, Run, Store
-from whitenorm_lab.claims.rules import PAIRED_HOLM, WELCH
 from whitenorm_lab.claims.verdicts import Judgement, judge
 from whitenorm_lab.machine import describe_machine
 
@@ -45,7 +45,6 @@ def reproduce(
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": sum(run.seconds for run in runs),
         "machine": describe_machine(),
-        "rule": PAIRED_HOLM.name,
     }
     content = _judge_and_draw(experiment, store, scale, header, runs)
     store.remove_partial()
@@ -53,10 +52,7 @@ def reproduce(
 
 
 def judge_again(experiment: Experiment, folder: Path, scale: str = "default") -> dict[str, Any]:
-    """Judge and draw stored runs by the current claims and figure, without running anything.
-
-    The rule stays the one by which the results were judged first.
-    """
+    """Judge and draw stored runs by the current claims and figure, without running anything."""
     store = Store(folder, experiment.id, scale)
     content = store.read()
     if content is None:
@@ -69,7 +65,6 @@ def judge_again(experiment: Experiment, folder: Path, scale: str = "default") ->
             "run it without --judge"
         )
     header = {name: content[name] for name in ("parameters", "finished", "seconds", "machine")}
-    header["rule"] = content.get("rule", WELCH.name)
     return _judge_and_draw(experiment, store, scale, header, content["runs"])
 
 
@@ -83,7 +78,8 @@ def _judge_and_draw(
         "title": experiment.title,
         "scale": scale,
         **header,
-        "claims": judge_claims(experiment, runs, scale, header["rule"]),
+        "rule": rules.NAME,
+        "claims": judge_claims(experiment, runs, scale),
     }
     # First the figure: if drawing fails, the stored runs are still there to resume from.
     figure = experiment.draw(runs)
@@ -165,14 +161,14 @@ def _make_batch(
         shutil.rmtree(store.get_run_folder(run), ignore_errors=True)
 
 
-def judge_claims(experiment: Experiment, runs: Results, scale: str, rule: str) -> list[dict[str, Any]]:
+def judge_claims(experiment: Experiment, runs: Results, scale: str) -> list[dict[str, Any]]:
     """Return every claim with our values and the verdict, as stored in the results."""
     judgements: dict[Claim, Judgement] = {}
     # Our own bars are corrected as a family of their own, so that they do not weaken the tests of the paper's claims.
     for bar in (False, True):
         family = [claim for claim in experiment.claims if claim.bar is bar]
         evidence = [claim.judge(runs) for claim in family]
-        judgements |= dict(zip(family, judge(evidence, experiment.get_rule(rule)), strict=True))
+        judgements |= dict(zip(family, judge(evidence, experiment.min_seeds), strict=True))
     rows = []
     for claim in experiment.claims:
         judgement = judgements[claim]

@@ -9,9 +9,6 @@ by significantly less than a stated margin (two one-sided tests), and not held i
 claim of several parts is held if all parts are, and not held if any part is not; the p-value of that part is multiplied
 by the number of parts. Counts are compared without a test. A claim about runs that a smaller scale leaves out is not
 run. None of the seeds was used to choose a set-up.
-
-Results that are older than this rule keep the rule by which they were judged, and say so: Welch's t-test over all
-seeds, one-sided, at 5 % for each claim, with at least three seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from whitenorm_lab.claims.evidence import Comparison, Evidence, NotRun, PValues
-from whitenorm_lab.claims.rules import LEVEL, Rule
+from whitenorm_lab.claims.rules import LEVEL, MIN_SEEDS, adjust_by_holm
 
 Verdict = Literal["held", "not held", "not decided", "not run"]
 # At most so many parts of a claim are quoted in its explanation.
@@ -39,53 +36,52 @@ class Judgement:
     """One per part if the claim has several, at the level of the whole claim."""
 
 
-def judge(claims: Sequence[Evidence], rule: Rule) -> list[Judgement]:
-    """Judge the claims of one experiment together.
+def judge(claims: Sequence[Evidence], min_seeds: int = MIN_SEEDS) -> list[Judgement]:
+    """Judge the claims of one experiment together; comparisons of fewer seeds than ``min_seeds`` are not decided.
 
     Example::
 
         >>> from whitenorm_lab.claims.evidence import lower
-        >>> from whitenorm_lab.claims.rules import WELCH
-        >>> judge([lower([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], ("DBN", "BN"))], WELCH)[0].verdict
+        >>> judge([lower([1.0, 1.1, 0.9], [2.0, 2.1, 1.9], ("DBN", "BN"))], min_seeds=3)[0].verdict
         'held'
     """
-    p_values = [claim.compute_p_values(rule) for claim in claims]
+    p_values = [claim.compute_p_values(min_seeds) for claim in claims]
     tested = [i for i, claim in enumerate(claims) if any(isinstance(leaf, Comparison) for leaf in claim.leaves)]
-    held = dict(zip(tested, rule.adjust([p_values[i].held for i in tested]), strict=True))
-    against = dict(zip(tested, rule.adjust([p_values[i].against for i in tested]), strict=True))
-    max_factor = len(tested) if rule.corrected else 1
+    held = dict(zip(tested, adjust_by_holm([p_values[i].held for i in tested]), strict=True))
+    against = dict(zip(tested, adjust_by_holm([p_values[i].against for i in tested]), strict=True))
     return [
-        _judge_claim(claim, rule, p, held.get(i, p.held), against.get(i, p.against), max_factor)
+        _judge_claim(claim, min_seeds, p, held.get(i, p.held), against.get(i, p.against), len(tested))
         for i, (claim, p) in enumerate(zip(claims, p_values, strict=True))
     ]
 
 
-def _judge_claim(claim: Evidence, rule: Rule, p: PValues, held: float, against: float, max_factor: int) -> Judgement:
+def _judge_claim(
+    claim: Evidence, min_seeds: int, p: PValues, held: float, against: float, max_factor: int
+) -> Judgement:
     """Judge a claim by its adjusted p-values."""
     if len(claim.leaves) == 1:
-        return _judge_single(claim, rule, p, held, against)
+        return _judge_single(claim, p, held, against)
     # The parts' p-values are multiplied by the same factors as the claim's.
-    num_parts = len(claim.leaves) if rule.corrected else 1
-    least = min(leaf.compute_p_values(rule).against for leaf in claim.leaves)
+    least = min(leaf.compute_p_values(min_seeds).against for leaf in claim.leaves)
     held_factor = _compute_factor(held, p.held, max_factor)
-    against_factor = _compute_factor(against, least, max_factor * num_parts)
+    against_factor = _compute_factor(against, least, max_factor * len(claim.leaves))
     parts = []
     for leaf in claim.leaves:
-        p = leaf.compute_p_values(rule)
+        p = leaf.compute_p_values(min_seeds)
         adjusted = min(1.0, held_factor * p.held), min(1.0, against_factor * p.against)
-        parts.append(_judge_single(leaf, rule, p, *adjusted))
+        parts.append(_judge_single(leaf, p, *adjusted))
     verdict = _decide(held, against, any(isinstance(leaf, NotRun) for leaf in claim.leaves))
     deciding = [part.why for part in parts if part.verdict == verdict]
     reasons = "; ".join(dict.fromkeys(deciding[:_MAX_REASONS])) + ("; …" if len(deciding) > _MAX_REASONS else "")
     why = f"{len(deciding)} of {len(parts)} parts {verdict}: {reasons}"
-    return Judgement(verdict, claim.describe(rule), why, tuple(parts))
+    return Judgement(verdict, claim.describe(), why, tuple(parts))
 
 
-def _judge_single(claim: Evidence, rule: Rule, p: PValues, held: float, against: float) -> Judgement:
+def _judge_single(claim: Evidence, p: PValues, held: float, against: float) -> Judgement:
     """Judge a claim without parts, or one part, by its adjusted p-values."""
     verdict = _decide(held, against, isinstance(claim.leaves[0], NotRun))
     why = _explain(p.otherwise, p.against, against) if verdict == "not held" else _explain(p.words, p.held, held)
-    return Judgement(verdict, claim.describe(rule), why)
+    return Judgement(verdict, claim.describe(), why)
 
 
 def _decide(held: float, against: float, is_missing: bool) -> Verdict:

@@ -24,7 +24,7 @@ from whitenorm_lab.claims.evidence import Evidence, every, lower
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import add_grid_and_legend, plot_levels
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.claims.rules import PAIRED_HOLM
+from whitenorm_lab.claims.rules import MIN_SEEDS
 from whitenorm_lab.papers.shared import classification
 from whitenorm_lab.papers.shared.perceptrons import (
     LEVEL_PREFIXES,
@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
             "epochs": 160,
         },
     },
-    seeds={"smoke": 1, "default": PAIRED_HOLM.min_seeds, "paper": PAIRED_HOLM.min_seeds},
+    seeds={"smoke": 1, "default": MIN_SEEDS, "paper": MIN_SEEDS},
     first_seed=20,
     reduction=(
         "Run here with 1,000 instead of 50,000 training images, 10 instead of 160 epochs, 3 instead of 5 learning "

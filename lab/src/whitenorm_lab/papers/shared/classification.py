@@ -25,7 +25,7 @@ from whitenorm_lab.claims.evidence import Evidence, every, lower, not_run
 from whitenorm_lab.claims.experiment import Claim, Context, Experiment, Settings
 from whitenorm_lab.claims.plots import plot_spread
 from whitenorm_lab.claims.results import Results
-from whitenorm_lab.claims.rules import PAIRED_HOLM
+from whitenorm_lab.claims.rules import MIN_SEEDS
 from whitenorm_lab.papers.shared.scaling import Rates, describe_reduction, format_net, reduce_config, rename_as_run
 from whitenorm_lab.papers.shared.training_runs import (
     context_fields,
@@ -184,7 +184,7 @@ def build_experiment(
         id=id,
         claims=claims,
         scales={"smoke": smoke, "default": reduced, "paper": {}},
-        seeds={"smoke": 1, "default": PAIRED_HOLM.min_seeds, "paper": PAIRED_HOLM.min_seeds},
+        seeds={"smoke": 1, "default": MIN_SEEDS, "paper": MIN_SEEDS},
         plan=plan,
         run=run,
         draw=draw,
