@@ -33,7 +33,7 @@ def results(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def written(results, tmp_path_factory):
+def write_report(results, tmp_path_factory):
     folder = tmp_path_factory.mktemp("web") / "new" / "report"
     assert main(["report", "--results", str(results), "--out", str(folder)]) == 0
     return folder
