@@ -1,4 +1,4 @@
-"""The Markdown pages of ``whitenorm-lab report``: complete, linked, and written whole or not at all."""
+"""The Markdown pages of ``whitenorm-lab report``: complete, linked, and report_folder whole or not at all."""
 
 import dataclasses
 import re
@@ -33,7 +33,7 @@ def results(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def write_report(results, tmp_path_factory):
+def report_folder(results, tmp_path_factory):
     folder = tmp_path_factory.mktemp("web") / "new" / "report"
     assert main(["report", "--results", str(results), "--out", str(folder)]) == 0
     return folder
@@ -53,8 +53,8 @@ def test_every_experiment_is_of_a_known_paper():
     assert {experiment.paper for experiment in EXPERIMENTS.values()} <= set(PAPERS)
 
 
-def test_index_counts_and_lists_all(written):
-    text = read(written / "README.md")
+def test_index_counts_and_lists_all(report_folder):
+    text = read(report_folder / "README.md")
     assert f" in {len(EXPERIMENTS)} experiments: 2 held, 2 not held, 1 not decided, " in text
     for experiment in EXPERIMENTS.values():
         assert f"[`{experiment.id}`]({experiment.paper.lower()}.md#{experiment.id})" in text
@@ -81,8 +81,8 @@ def test_experiments_without_results_are_listed(results, tmp_path):
     assert f"| 0 | 0 | 0 | {len(claims_of_it)} | not run |" in format_claims_page(gathered)
 
 
-def test_paper_page_has_claims_with_verdicts(written):
-    text = read_section(written / "dbn.md", "dbn-axis-swap")
+def test_paper_page_has_claims_with_verdicts(report_folder):
+    text = read_section(report_folder / "dbn.md", "dbn-axis-swap")
     assert text.count("**✓ held**") == 2
     assert text.count("**✗ not held**") == 1
     assert text.count("**? not decided**") == 1
@@ -91,11 +91,11 @@ def test_paper_page_has_claims_with_verdicts(written):
     assert "Default scale, 6 runs: 2 settings × 3 seeds, 1.5 min on 2 threads. Images" in text
     assert "![PCA against ZCA whitening of perceptrons, as measured here: DBN fig. 2](" in text
     # Numbers stay with their signs on one line.
-    assert "1\u00a0±\u00a00.5" in (written / "dbn.md").read_text()
+    assert "1\u00a0±\u00a00.5" in (report_folder / "dbn.md").read_text()
 
 
-def test_text_is_escaped(written):
-    for path in written.glob("*.md"):
+def test_text_is_escaped(report_folder):
+    for path in report_folder.glob("*.md"):
         text = re.sub(r"``.*?``|`[^`]*`", "", path.read_text())
         assert set(re.findall(r"<[^>]*>", text)) <= {
             pages.GENERATED,
@@ -107,13 +107,13 @@ def test_text_is_escaped(written):
             "<br>",
             *(f'<a id="{name}">' for name in EXPERIMENTS),
         }
-    assert HOSTILE in read(written / "dbn.md")
-    rows = [line for line in (written / "dbn.md").read_text().splitlines() if line.startswith("| ")]
+    assert HOSTILE in read(report_folder / "dbn.md")
+    rows = [line for line in (report_folder / "dbn.md").read_text().splitlines() if line.startswith("| ")]
     assert {row.count("|") for row in rows} == {5}
 
 
-def test_links_lead_to_files_and_anchors(written):
-    texts = {path.name: path.read_text() for path in written.glob("*.md")}
+def test_links_lead_to_files_and_anchors(report_folder):
+    texts = {path.name: path.read_text() for path in report_folder.glob("*.md")}
     assert set(texts) == {"README.md", "dbn.md", "iternorm.md", "sw.md", "gw.md"}
     for name, text in texts.items():
         addresses = re.findall(r"\]\(([^)]+)\)", text)
@@ -122,19 +122,19 @@ def test_links_lead_to_files_and_anchors(written):
             if address.startswith("https://arxiv.org/"):
                 continue
             file, _, anchor = address.partition("#")
-            assert (written / file).is_file(), (name, address)
+            assert (report_folder / file).is_file(), (name, address)
             if anchor:
                 headings = re.findall(r"^## (.*)$", texts[file], re.MULTILINE)
                 slugs = {heading.lower().replace(" ", "-") for heading in headings}
                 assert f'<a id="{anchor}"></a>' in texts[file] or anchor in slugs, address
 
 
-def test_raw_values_and_figures_are_beside(written, results):
+def test_raw_values_and_figures_are_beside(report_folder, results):
     name = "gw-constraints/default.json"
-    assert (written / "results" / name).read_bytes() == (results / name).read_bytes()
+    assert (report_folder / "results" / name).read_bytes() == (results / name).read_bytes()
     # Drawn from the raw values: there is no figure among the results.
     assert not list(results.rglob("*.png"))
-    assert matplotlib.image.imread(written / "results/gw-constraints/default.png").std() > 0
+    assert matplotlib.image.imread(report_folder / "results/gw-constraints/default.png").std() > 0
 
 
 def test_nothing_half_written(results, tmp_path, monkeypatch):
