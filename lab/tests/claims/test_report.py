@@ -1,4 +1,4 @@
-"""The Markdown pages of ``whitenorm-lab report``: complete, linked, and report_folder whole or not at all."""
+"""The Markdown pages of ``whitenorm-lab report``: complete, linked, and written whole or not at all."""
 
 import dataclasses
 import re
