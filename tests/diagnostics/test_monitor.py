@@ -292,6 +292,7 @@ def _train_in_ddp(folder, rank, world):
         train(model, 2, batch_size=6)
 
 
+@pytest.mark.slow
 def test_rank_zero_writes_for_a_model_in_ddp(tmp_path):
     arguments = (2, tmp_path / "meeting", functools.partial(_train_in_ddp, tmp_path))
     multiprocessing.start_processes(start, arguments, nprocs=2, start_method="spawn")

@@ -298,6 +298,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_processes_combine_their_data(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -74,6 +74,7 @@ def test_wrong_results_over_ranks_are_found(monkeypatch):
     assert any("no error for a single value" in line for line in fuzz_ranks.compare_all(0, 1, 0, cases=20)[1])
 
 
+@pytest.mark.slow
 def test_no_compiled_layer_deviates():
     assert fuzz_compiled.fuzz(0, 12, None) == (12, [])
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import whitenorm
+from tests.helpers.sampling import mark_slow
 from whitenorm.ops.check import Wish, fit_group_size
 
 LAYERS = {
@@ -105,7 +106,7 @@ class TestDefaultGroupSize:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", mark_slow(NETS, sample=["mobilenet_v3_small", "resnet18"]))
 def test_a_network_of_torchvision_trains_a_step(name, layer):
     """With eps and momentum passed by the network itself, as EfficientNet and MobileNetV3 do."""
     models = pytest.importorskip("torchvision").models

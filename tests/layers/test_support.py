@@ -16,8 +16,13 @@ def test_the_table_has_all_layers_and_tools(table):
     assert all(list(row) == list(support.LAYERS) for row in table.values())
 
 
+# Together these take as long as all others.
+SLOW = {"`torch.compile`": [], "`torch.export`": [], "ONNX": [], "FSDP2": [ranks.needs_fsdp]}
+
+
 @pytest.mark.parametrize(
-    "tool", [pytest.param(tool, marks=ranks.needs_fsdp) if tool == "FSDP2" else tool for tool in support.TOOLS]
+    "tool",
+    [pytest.param(tool, marks=[pytest.mark.slow, *SLOW[tool]]) if tool in SLOW else tool for tool in support.TOOLS],
 )
 def test_the_page_matches_the_tools(tool, table):
     if tool == "`torch.export`" and not hasattr(torch.compiler, "is_exporting"):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import whitenorm
+from tests.helpers.sampling import mark_slow
 
 models = pytest.importorskip("torchvision.models")
 timm = pytest.importorskip("timm")
@@ -49,7 +50,7 @@ def step(model, x):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", mark_slow(PARTS, sample=["resnet", "timm mobilenet"]))
 def test_trains_compiled(name):
     torch._dynamo.reset()
     model = PARTS[name](convert_without_dropout(WHOLE[name]))
@@ -63,7 +64,7 @@ def test_trains_compiled(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", mark_slow(WHOLE, sample=["resnet", "timm mobilenet"]))
 def test_exports(name):
     model = convert_without_dropout(WHOLE[name])
     x = torch.randn(4, 3, 64, 64)

@@ -10,6 +10,7 @@ from torch import nn
 
 import whitenorm
 from tests.helpers.models import count_layers, randomize_whitening
+from tests.helpers.sampling import mark_slow
 from whitenorm import fold_
 
 CHANNELS = 8
@@ -132,7 +133,7 @@ def collect_results(model, x):
     return [output, *(leaf for leaf in torch.utils._pytree.tree_leaves(attributes) if leaf is not None)]
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", mark_slow(range(150), sample=range(40)))
 def test_no_output_changes(seed):
     model = make_network(seed)
     x = torch.randn(2, CHANNELS, 5, 5, generator=torch.Generator().manual_seed(seed))
@@ -144,6 +145,7 @@ def test_no_output_changes(seed):
         assert (actual - value).abs().max() <= 1e-4 * value.abs().max()
 
 
+@pytest.mark.slow
 def test_many_layers_are_folded():
     """At least half of the networks have merged layers, so that the test above tests folding."""
     with warnings.catch_warnings():

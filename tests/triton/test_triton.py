@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.sampling import mark_slow
+
 # As in the dev extra; the kernels need tuples as arguments, which Triton has since 3.3.
 pytest.importorskip("triton", minversion="3.4")
 
 INTERPRETED = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in INTERPRETED.glob("test_*.py")))
+MODULES = sorted(path.name for path in INTERPRETED.glob("test_*.py"))
+
+
+@pytest.mark.parametrize("name", mark_slow(MODULES, sample=["test_kernel_solve.py", "test_per_sample.py"]))
 def test_kernels_in_the_interpreter(name):
     command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", str(INTERPRETED / name)]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

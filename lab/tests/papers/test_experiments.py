@@ -50,7 +50,23 @@ def run_smoke(name, root, folder):
     assert not list_clipped_texts(experiment.draw(content["runs"]))
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+# One for each kind of experiment, and each task.
+SAMPLE = (
+    "dbn-axes",
+    "dbn-vgg",
+    "iternorm-snd",
+    "iternorm-wrn",
+    "gw-constraints",
+    "gw-coco",
+    "gw-nmt",
+    "sw-flops",
+    "sw-style",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in EXPERIMENTS]
+)
 def test_smoke(name, root, tmp_path):
     run_smoke(name, root, tmp_path)
 
@@ -60,6 +76,7 @@ def has_data(root, name):
     return any((root / folder).is_dir() for folder in (data.SETS[name].folders if name in data.SETS else [name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.data])
 def test_smoke_on_real_data(name, tmp_path):
     """Real data may differ from the small test sets, for example in the number of characters of a text."""

@@ -102,6 +102,7 @@ def test_resuming_with_other_sentences_is_an_error(root, tmp_path):
         fit(config)
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(root):
     """The mean of their gradients, which DDP computes, is that of one process; the sums of their scores are, too."""
     config = Translate(**TINY, norm="gw", data=root, dropout=0.0, test_pairs=5)

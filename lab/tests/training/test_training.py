@@ -216,6 +216,7 @@ def test_wrong_number_of_classes():
         fit(Train(dataset="digits", mixup=0.2, quiet=True), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 12)))
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(tmp_path):
     """With synchronized statistics, and test images that do not divide evenly."""
     options = {"net": "cnn-2", "norm": "iternorm", "dataset": "digits", "augment": True, "epochs": 2}

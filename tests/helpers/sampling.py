@@ -1,0 +1,10 @@
+"""Samples of slow families of tests: ``make test`` runs the sample, ``make test-all`` the whole family."""
+
+import pytest
+
+
+def mark_slow(names, sample=()):
+    """Return parameters for ``pytest.mark.parametrize`` of which all but the sample are marked slow."""
+    names = list(names)
+    assert set(sample) <= set(names), f"expected a sample of {names} (got {sample})"
+    return [name if name in sample else pytest.param(name, marks=pytest.mark.slow) for name in names]
