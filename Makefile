@@ -7,11 +7,14 @@ READY := .venv/.ready
 OLDEST_TORCH := 2.6.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: setup demo test test-all test-torch fuzz torture lint style types format support bench pages gpu-check docs docs-serve wheel clean
+.PHONY: setup demo test test-all test-torch sanitize fuzz torture lint style types format support bench pages gpu-check docs docs-serve wheel clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml lab/pyproject.toml constraints.txt tools/torchvision_on_cpu.py
+# The sources of the CPU kernels, which the installation compiles.
+KERNELS := setup.py $(wildcard src/whitenorm/ops/native/*.cpp src/whitenorm/ops/native/*.h)
+
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt tools/torchvision_on_cpu.py $(KERNELS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "developing whitenorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy
@@ -44,8 +47,12 @@ test: style
 	$(PYTEST) -m "not slow"
 
 # These, and the tests marked slow: all kernels in the interpreter, all experiments, the site in a browser, both wheels.
-test-all: test
+test-all: test sanitize
 	$(PYTEST) -m slow --durations 15
+
+# The tests of the C++ kernels, with GCC's checks of every access to memory and of undefined behavior.
+sanitize: $(READY)
+	$(BIN)/python -m tools.sanitize $(ARGS)
 
 # Kill training runs at random and damage their files; they must resume or say why not: ARGS="--kills 100 --seed 1"
 torture: $(READY)

@@ -138,7 +138,7 @@ def instance_whitening(
     """
     groups = _check(input, eps, group_size, weight, bias)
     check_positions(input, "channel", math.prod(input.shape[2:]))
-    return whiten_groups(input, _plan(input, groups, ("iw",), solver, eps), weight, bias)
+    return _whiten_samples(input, _plan(input, groups, ("iw",), solver, eps), weight, bias)
 
 
 def group_whitening(
@@ -177,15 +177,13 @@ def group_whitening(
     solver = as_solver(solver)
     if num_groups == input.shape[1]:
         # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
-        return whiten_groups(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
-    kernels = choose_kernels(input, solver, num_groups)
+        return _whiten_samples(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
+    num_values = math.prod(input.shape[1:]) // num_groups
+    kernels = choose_kernels(input, solver, num_groups, num_values=num_values)
     if kernels.handles_strides:
         layout = sample_groups(input, num_groups, may_be_dual=False, handles_strides=True)
         plan = Plan(layout, Method(("iw",), solver, eps, uses_sample=True), kernels)
-        fused = sample_kernels(layout.split(input), solver, kernels)
-        if fused is not None:
-            return whiten_samples(input, plan, fused, weight, bias)
-        return whiten_groups(input, plan, weight, bias)
+        return _whiten_samples(input, plan, weight, bias)
     reduced = solver.reduce(eps * (num_groups - input.shape[1] // num_groups))
     layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
     if layout.dual and reduced is not None:
@@ -362,6 +360,14 @@ def _plan(
     kernels = choose_kernels(input, solver, group_size, masked)
     layout = channel_groups(input, group_size, not uses_sample, kernels.handles_strides)
     return Plan(layout, Method(statistics, solver, eps, scale, uses_sample, uses_batch), kernels, group)
+
+
+def _whiten_samples(input: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Whiten each sample by its own statistics, with fused kernels where these exist."""
+    fused = sample_kernels(plan.layout.split(input), plan.method.solver, plan.kernels)
+    if fused is None:
+        return whiten_groups(input, plan, weight, bias)
+    return whiten_samples(input, plan, fused, weight, bias)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -1,4 +1,7 @@
-"""Every layer against the papers' formulas in float64: outputs, and each gradient by name."""
+"""Every layer against the papers' formulas in float64: outputs, and each gradient by name.
+
+Torch's kernels compute in float64, and the compiled ones, which have no float64, in float32.
+"""
 
 import pytest
 import torch
@@ -52,6 +55,11 @@ def make_input(shape, dtype=torch.float64, device="cpu", mix=0.3):
     return x.movedim(-1, 1).contiguous().to(device=device, dtype=dtype)
 
 
+@pytest.fixture
+def dtype(kernels):
+    return torch.float32 if kernels == "native" else torch.float64
+
+
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize(
@@ -61,9 +69,9 @@ def make_input(shape, dtype=torch.float64, device="cpu", mix=0.3):
     + [(name, FEW_POSITIONS) for name in BATCH_LAYERS],
     ids=str,
 )
-def test_layouts_and_shapes(name, layout, shape, training):
-    layer = randomise(channel_layers(12, dtype=torch.float64)[name]).train(training)
-    compare(layer, layout(make_input(shape)), torch.float64)
+def test_layouts_and_shapes(name, layout, shape, training, dtype):
+    layer = randomise(channel_layers(12, dtype=dtype)[name]).train(training)
+    compare(layer, layout(make_input(shape, dtype)), dtype)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -72,6 +80,16 @@ def test_layouts_and_shapes(name, layout, shape, training):
 def test_solvers(name, solver, training):
     layer = randomise(channel_layers(12, solver, dtype=torch.float64)[name]).train(training)
     compare(layer, make_input((3, 12, 5, 7)), torch.float64)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("solver", ["newton", Newton(steps=1), Newton(steps=7), "zca"], ids=str)
+@pytest.mark.parametrize("name", CHANNEL_LAYERS)
+def test_solvers_in_float32(name, solver, training):
+    """Of those whose error float32 does not multiply by the condition number of these inputs."""
+    layer = randomise(channel_layers(12, solver)[name]).train(training)
+    compare(layer, make_input((3, 12, 5, 7), torch.float32), torch.float32)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -102,12 +120,12 @@ def test_block_by_block(name, block_bytes, shape, layout, training, monkeypatch)
 @pytest.mark.parametrize("eps", [1e-2, 0.5])
 @pytest.mark.parametrize("solver", [*map(Newton, (0, 1, 5)), "zca", "cholesky"], ids=str)
 @pytest.mark.parametrize("num_groups", [3, 4, 6, 12])
-def test_group_whitening_of_vectors(num_groups, solver, eps, affine, monkeypatch):
+def test_group_whitening_of_vectors(num_groups, solver, eps, affine, dtype, monkeypatch):
     """With more groups than channels per group, the layer solves the dual; the reference does not."""
     monkeypatch.setattr(passes, "BLOCK_BYTES", 500)
     monkeypatch.setattr(passes, "BUFFER_BYTES", 1)
-    layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=torch.float64))
-    compare(layer, torch.randn(7, 24, dtype=torch.float64) + 3, torch.float64, smooth=solver == "zca")
+    layer = randomise(whitenorm.GroupWhitening(num_groups, 24, solver, eps, affine, dtype=dtype))
+    compare(layer, torch.randn(7, 24, dtype=dtype) + 3, dtype, smooth=solver == "zca")
 
 
 def test_a_dual_is_used_where_it_is_smaller():

@@ -118,6 +118,7 @@ def test_with_parameters_swapped_on_conversion():
     assert torch.equal(held, before.half().float())
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("through", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
 def test_copies_of_half_layers(through, dtype):
@@ -156,6 +157,7 @@ def test_a_checkpoint_in_half_precision_is_loaded_wide_and_with_a_warning(dtype,
     model[0].eval()(torch.randn(3, 4))
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 @pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
@@ -172,6 +174,7 @@ def test_inference_after_a_cast_is_that_of_float32(solver, population, dtype):
     assert (actual.float() - expected).abs().max() <= torch.finfo(dtype).eps * expected.abs().max()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 def test_statistics_beyond_the_range_of_float16(population):
     """A variance of 1e6."""
@@ -188,6 +191,7 @@ def test_statistics_beyond_the_range_of_float16(population):
         assert torch.allclose(actual.float(), expected, atol=5e-3), name
 
 
+@pytest.mark.usefixtures("kernels")
 def test_mixing_weights_of_half_logits_are_computed_in_float32():
     layer = whitenorm.SwitchableWhitening(12, 4, ("bw", "iw", "bn", "in", "ln"))
     with torch.no_grad():
@@ -214,6 +218,7 @@ def test_a_half_model_is_converted(name):
         assert (model(x) - expected).abs().max() <= 0.05 * expected.abs().max()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", ["iternorm", "bw-sigma"])
 def test_the_population_of_a_half_norm_is_taken_over_exactly(name, dtype):
@@ -227,6 +232,7 @@ def test_the_population_of_a_half_norm_is_taken_over_exactly(name, dtype):
     assert torch.allclose(layer.float()(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 def test_a_half_model_is_folded(population, affine):
@@ -279,6 +285,7 @@ def test_half_models_export():
     assert torch.allclose(exported(x), model(x), atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", BATCH_LAYERS)
 def test_functional_calls_of_half_layers(name):
     layer = randomise(batch_layers(12)[name]).bfloat16()

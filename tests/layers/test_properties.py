@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +51,7 @@ def backward(function, x):
     return y, x.grad
 
 
+@pytest.mark.usefixtures("kernels")
 @given(inputs(), SOLVER)
 def test_batch_whitening_is_finite(drawn, solver):
     x, group_size = drawn
@@ -58,6 +60,7 @@ def test_batch_whitening_is_finite(drawn, solver):
     check(grad, x)
 
 
+@pytest.mark.usefixtures("kernels")
 @given(inputs(min_positions=2), SOLVER)
 def test_instance_whitening_is_finite(drawn, solver):
     x, group_size = drawn
@@ -66,6 +69,7 @@ def test_instance_whitening_is_finite(drawn, solver):
     check(grad, x)
 
 
+@pytest.mark.usefixtures("kernels")
 @given(inputs(min_positions=2), SOLVER)
 def test_group_whitening_is_finite(drawn, solver):
     x, num_groups = drawn
@@ -74,6 +78,7 @@ def test_group_whitening_is_finite(drawn, solver):
     check(grad, x)
 
 
+@pytest.mark.usefixtures("kernels")
 @given(inputs(min_positions=2), SOLVER, st.sets(st.sampled_from(["bw", "iw", "bn", "in", "ln"]), min_size=1))
 def test_switchable_whitening_is_finite(drawn, solver, statistics):
     x, group_size = drawn
@@ -121,6 +126,7 @@ def test_zca_and_newton_turn_with_the_data(drawn, solver, seed):
     assert (turn(batch_whitening(x, **options)) - batch_whitening(turn(x), **options)).abs().max() < 1e-6
 
 
+@pytest.mark.usefixtures("kernels")
 @given(st.integers(2, 40), st.integers(1, 12), SOLVER, DTYPE, SEED)
 def test_whiten(samples, features, solver, dtype, seed):
     x = torch.randn(samples, features, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -129,6 +135,7 @@ def test_whiten(samples, features, solver, dtype, seed):
     assert y.double().mean(0).abs().max() <= TOLERANCE[dtype] * y.double().abs().max()
 
 
+@pytest.mark.usefixtures("kernels")
 @given(inputs(dtypes=st.just(torch.float32)), SOLVER)
 def test_inference_after_one_full_update_is_the_training_map(drawn, solver):
     """With momentum 1 the population is the last batch, so both modes give the same output."""

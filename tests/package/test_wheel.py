@@ -2,6 +2,7 @@
 
 import email
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -14,28 +15,65 @@ import pytest
 import whitenorm
 
 pytest.importorskip("setuptools", minversion="77")
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 FILES = {
-    "whitenorm": ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"),
+    "whitenorm": ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff"),
     "whitenorm_lab": ("pyproject.toml", "README.md", "LICENSE"),
 }
 FOLDERS = {"whitenorm": ROOT, "whitenorm_lab": ROOT / "lab"}
 
 
+def build_wheel(package, folder, **environment):
+    """Build a wheel without a network from a copy of the source, because setuptools leaves files beside the source.
+
+    Returns its path and the messages of the build.
+    """
+    source, copy = FOLDERS[package], folder / package
+    shutil.copytree(source / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so"))
+    for name in FILES[package]:
+        shutil.copy(source / name, copy)
+    command = [sys.executable, "-c", BUILD, ".."]
+    built = subprocess.run(command, cwd=copy, capture_output=True, text=True, env={**os.environ, **environment})
+    assert built.returncode == 0, built.stderr
+    return next(folder.glob(f"{package}-*.whl")), built.stdout + built.stderr
+
+
+def list_kernels(wheel):
+    return [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Both wheels, built without a network from copies, because setuptools leaves files beside the source."""
+    """Both wheels, without compiled kernels."""
     folder = tmp_path_factory.mktemp("wheels")
-    for package, source in FOLDERS.items():
-        copy = folder / package
-        shutil.copytree(source / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for name in FILES[package]:
-            shutil.copy(source / name, copy)
-        built = subprocess.run([sys.executable, "-c", BUILD, ".."], cwd=copy, capture_output=True, text=True)
-        assert built.returncode == 0, built.stderr
-    return {package: next(folder.glob(f"{package}-*.whl")) for package in FOLDERS}
+    return {package: build_wheel(package, folder, WHITENORM_NATIVE="0")[0] for package in FOLDERS}
+
+
+def test_a_wheel_without_kernels_is_for_all_platforms(wheels):
+    assert all(wheel.name.endswith("-py3-none-any.whl") for wheel in wheels.values())
+    assert list_kernels(wheels["whitenorm"]) == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None or platform.system() != "Linux", reason="needs g++ on Linux")
+def test_a_wheel_with_kernels_is_for_its_platform(tmp_path):
+    wheel, _ = build_wheel("whitenorm", tmp_path)
+    assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)
+    assert list_kernels(wheel)
+    assert wheel.stat().st_size < 2_000_000
+    zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
+    info = [sys.executable, "-m", "whitenorm", "bench", "--info"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "unpacked")}
+    result = subprocess.run(info, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert re.search(r"^native +kernels-", result.stdout, re.MULTILINE)
+
+
+def test_a_build_without_a_compiler_goes_on(tmp_path):
+    wheel, messages = build_wheel("whitenorm", tmp_path, CC="false", CXX="false")
+    assert list_kernels(wheel) == []
+    assert "torch's kernels are used" in messages
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +97,7 @@ def test_a_wheel_has_its_package_and_nothing_else(wheels, package):
     files = {
         str(path.relative_to(source))
         for path in (source / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".so", ".cpp", ".h")
     }
     info = f"{package}-{whitenorm.__version__}.dist-info"
     assert {name for name in names if not name.startswith(info)} == files

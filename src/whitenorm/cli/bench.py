@@ -22,6 +22,7 @@ from whitenorm.layers import (
     SwitchableWhitening,
 )
 from whitenorm.ops.check import largest_divisor, root_divisor
+from whitenorm.ops.dispatch import describe_backends
 
 _WARM_UP = 3
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -30,6 +31,10 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16")
 def main(args: list[str]) -> None:
     """Parse the arguments, time all layers and print a table per shape."""
     options = _parse(args)
+    if options.info:
+        for name, description in describe_backends().items():
+            print(f"{name:<8}{description}")
+        return
     device, dtype = _find_device(options.device), getattr(torch, options.dtype)
     with warnings.catch_warnings():
         # About default group sizes that do not divide the channels; the table shows those used instead.
@@ -74,6 +79,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", choices=_DTYPES, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps per layer (default: %(default)s)")
+    parser.add_argument("--info", action="store_true", help="only print which backends are available, and why")
     options = parser.parse_args(args)
     if len(options.shape) not in (3, 4, 5) or min(options.shape) < 1:
         raise ValueError(f"expected --shape of 3 to 5 positive sizes, batch and channels first (got {options.shape})")

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from whitenorm._runtime import is_forward_mode, is_transformed, may_write_in_place
 from whitenorm.ops import verified_gpus
-from whitenorm.ops.layout import Layout
+from whitenorm.ops.layout import Layout, is_channels_last
+from whitenorm.ops.native.library import load_library
 from whitenorm.ops.torch import dual, passes, scaled
 from whitenorm.ops.torch.solve import solve, solve_backward
-from whitenorm.ops.types import Kernels
+from whitenorm.ops.types import Kernels, SampleKernels
 from whitenorm.solvers.base import Solver
 from whitenorm.solvers.newton import Newton
 
-MODES = ("auto", "torch", "triton")
+MODES = ("auto", "torch", "triton", "native")
 # Most features that the Triton kernels solve for in one program, and most that the others support.
 _LARGEST_SOLVED = 64
 _LARGEST = 1024
+_NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 TORCH = Kernels(passes.moments, solve, passes.apply, passes.map_gradients, solve_backward, passes.input_gradient)
 # For features of several channels, and for the dual of vectors.
@@ -34,13 +36,16 @@ DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_b
 def set_kernels(mode: str) -> None:
     """Choose the kernels that run from now on in this process.
 
-    ``"auto"``, the default, uses Triton's kernels for CUDA tensors on models of GPUs on which ``whitenorm gpu`` has
-    verified them, and torch's everywhere else. ``"torch"`` uses torch's, ``"triton"`` Triton's for all CUDA tensors.
-    The environment variable ``WHITENORM_KERNELS`` sets the mode that a process starts with; empty means ``"auto"``.
+    ``"auto"``, the default, uses the C++ kernels for CPU tensors where they were measured to be faster, Triton's
+    kernels for CUDA tensors on models of GPUs on which ``whitenorm gpu`` has verified them, and torch's everywhere
+    else. ``"torch"`` uses torch's, ``"native"`` the C++ kernels for all CPU tensors, and ``"triton"`` Triton's for all
+    CUDA tensors. The environment variable ``WHITENORM_KERNELS`` sets the mode that a process starts with; empty means
+    ``"auto"``.
 
-    Triton's kernels are for float32, bfloat16 and float16, Newton's iteration and up to 64 features; for other solvers
-    and more features, torch solves between Triton's passes over x. Masks, compilers, ``torch.func`` and second
-    derivatives always use torch's kernels.
+    The C++ kernels are compiled when whitenorm is installed from source with a compiler; ``whitenorm bench --info``
+    prints which kernels are available. They and Triton's are for float32, bfloat16 and float16, Newton's iteration and
+    up to 64 features; for other solvers and more features, torch solves between their passes over x. Masks, compilers,
+    ``torch.func`` and second derivatives always use torch's kernels.
 
     Example::
 
@@ -49,6 +54,20 @@ def set_kernels(mode: str) -> None:
     """
     global _mode
     _mode = _check_mode(mode, "kernels")
+
+
+def describe_backends() -> dict[str, str]:
+    """Return which backends are available and where they are used, by name.
+
+    Example::
+
+        >>> describe_backends()["torch"]
+        'always available'
+    """
+    functions, description = load_library()
+    native = f"{description}, for CPU tensors" if functions is not None else description
+    triton = "installed; used on GPUs that `whitenorm gpu` has verified" if _has_triton() else "not installed"
+    return {"mode": _mode, "torch": "always available", "native": native, "triton": triton}
 
 
 def _check_mode(mode: str, where: str) -> str:
@@ -60,6 +79,10 @@ def _check_mode(mode: str, where: str) -> str:
             f'expected Triton to be installed for {where} "triton" (got none); it comes with CUDA builds of torch, '
             "otherwise: pip install triton"
         )
+    if mode == "native" and load_library().functions is None:
+        raise ValueError(
+            f'expected the compiled CPU kernels for {where} "native" (got none: {load_library().description})'
+        )
     return mode
 
 
@@ -68,12 +91,23 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def choose_kernels(x: Tensor, solver: Solver | None, features: int, masked: bool = False) -> Kernels:
+def choose_kernels(
+    x: Tensor, solver: Solver | None, features: int, masked: bool = False, num_values: int | None = None
+) -> Kernels:
     """Return the kernels for an input, a solver (None where nothing is solved for) and a number of features.
 
     Those of torch are for features of one channel; :func:`torch_kernels` has the others.
     """
-    if _mode == "torch" or masked or features > _LARGEST or not _takes_triton(x):
+    if _mode == "torch" or masked or features > _LARGEST:
+        return TORCH
+    if _takes_native(x, features, num_values):
+        from whitenorm.ops.native import steps
+
+        solved = solver is None or (
+            type(solver) is Newton and solver.steps <= steps.MOST_STEPS and features <= steps.LARGEST_SOLVED
+        )
+        return _load_native() if solved else _load_native()._replace(solve=solve, solve_backward=solve_backward)
+    if not _takes_triton(x):
         return TORCH
     solved = solver is None or (type(solver) is Newton and features <= _LARGEST_SOLVED)
     return _load_triton() if solved else _load_triton()._replace(solve=solve, solve_backward=solve_backward)
@@ -86,13 +120,11 @@ def torch_kernels(layout: Layout) -> Kernels:
     return SCALED if layout.groups_as_features else TORCH
 
 
-def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> Any:
-    """Return the fused kernels of samples ``x[N, 1, K, J, P]`` that fit into one program each, or None."""
-    if not kernels.handles_strides or type(solver) is not Newton:
+def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> SampleKernels | None:
+    """Return the fused kernels for samples ``x[N, G, K, J, P]``, or None if there are none for these."""
+    if kernels.samples is None or type(solver) is not Newton:
         return None
-    from whitenorm.ops.triton import per_sample
-
-    return per_sample if per_sample.is_supported(x) else None
+    return kernels.samples if kernels.samples.is_supported(x, solver.steps) else None
 
 
 def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
@@ -100,9 +132,34 @@ def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
     return torch_kernels(layout) if kernels.handles_strides and not may_write_in_place() else kernels
 
 
+def _takes_native(x: Tensor, features: int, num_values: int | None) -> bool:
+    """Return whether the C++ kernels are to be used for a tensor."""
+    if x.device.type != "cpu" or _mode not in ("auto", "native") or x.dtype not in _NATIVE_DTYPES:
+        return False
+    if _mode == "auto" and not _is_native_faster(x, features, num_values):
+        return False
+    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and load_library().functions is not None
+
+
+def _is_native_faster(x: Tensor, features: int, num_values: int | None) -> bool:
+    """Return whether the C++ kernels are faster than torch's, as measured for float32 on two threads of a CPU.
+
+    They read channels-last images one group after the other, which takes longer where the lines of the cache that a
+    group shares with others are gone by then. For samples with fewer values than features, torch solves a smaller dual.
+    """
+    if features < 4 or (num_values is not None and num_values < features):
+        return False
+    positions = math.prod(x.shape[2:])
+    if positions == 1 or not is_channels_last(x):
+        return True
+    return features in (8, x.shape[1]) or (features % 8 == 0 and positions <= 256)
+
+
 def _takes_triton(x: Tensor) -> bool:
     """Return whether Triton's kernels are to be used for a tensor."""
-    if _mode == "auto" and not x.is_cuda:
+    if _mode == "native" or (_mode == "auto" and not x.is_cuda):
         return False
     if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
         return False
@@ -132,8 +189,24 @@ def _suggest_verifying() -> None:
 
 
 @functools.cache
+def _load_native() -> Kernels:
+    from whitenorm.ops.native import per_sample, steps
+
+    return Kernels(
+        steps.moments,
+        steps.solve,
+        steps.apply,
+        steps.map_gradients,
+        steps.solve_backward,
+        steps.input_gradient,
+        per_sample,
+        handles_strides=True,
+    )
+
+
+@functools.cache
 def _load_triton() -> Kernels:
-    from whitenorm.ops.triton import apply, input_gradient, map_gradients, moments, solve, solve_backward
+    from whitenorm.ops.triton import apply, input_gradient, map_gradients, moments, per_sample, solve, solve_backward
 
     return Kernels(
         moments.moments,
@@ -142,7 +215,9 @@ def _load_triton() -> Kernels:
         map_gradients.map_gradients,
         solve_backward.solve_backward,
         input_gradient.input_gradient,
+        per_sample,
         handles_strides=True,
+        saves_mixed_cov=True,
     )
 
 

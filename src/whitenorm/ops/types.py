@@ -186,11 +186,37 @@ class InputGradientStep(Protocol):
     ) -> Tensor: ...
 
 
+class SampleKernels(Protocol):
+    """All steps at once for whitening per sample by Newton's iteration; a module of a backend."""
+
+    def is_supported(self, x: Tensor, steps: int) -> bool:
+        """Return whether the kernels are for samples of ``x[N, G, K, J, P]`` and this number of steps."""
+
+    def whiten_samples(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, steps: int, out: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Write γ·W(x - mean) + β to ``out``, and return tensors for :meth:`whiten_samples_backward`."""
+
+    def whiten_samples_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        steps: int,
+        saved: tuple[Tensor, ...],
+        out: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Write the gradient of x to ``out``, and return those of γ and β ``(G, K, J)``."""
+
+
 class Kernels(NamedTuple):
-    """The six steps of a backend.
+    """The six steps of a backend, and its fused steps for samples.
 
     With ``handles_strides`` they take x as it lies in memory; otherwise :mod:`whitenorm.ops.layout` copies it where
-    another order is faster.
+    another order is faster. With ``saves_mixed_cov`` the covariance of a mix is saved for backward rather than pooled
+    again.
     """
 
     moments: MomentsStep
@@ -199,4 +225,6 @@ class Kernels(NamedTuple):
     map_gradients: MapGradientsStep
     solve_backward: SolveBackwardStep
     input_gradient: InputGradientStep
+    samples: SampleKernels | None = None
     handles_strides: bool = False
+    saves_mixed_cov: bool = False

@@ -15,6 +15,7 @@ from whitenorm._runtime import (
     compute_dtype,
     is_forward_mode,
     is_transformed,
+    may_write_in_place,
     no_autocast,
     vjp_of_optional,
 )
@@ -144,7 +145,7 @@ class _Whiten(torch.autograd.Function):
         is_mixed = Inputs(*tensors).mean_logits is not None
         if not is_mixed:
             batch_cov = None
-        elif not ctx.plan.kernels.handles_strides:
+        elif not ctx.plan.kernels.saves_mixed_cov:
             cov = None
         ctx.mark_non_differentiable(*[tensor for tensor in output[1:] if tensor is not None])
         if not is_transformed():
@@ -286,7 +287,7 @@ def _backward_differentiably(inputs: Inputs, plan: Plan, grad: Tensor) -> list[T
 def whiten_samples(x: Tensor, plan: Plan, fused: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Whiten each sample of ``(N, C, ...)`` with fused kernels, forward and backward in one visit of x each.
 
-    Only x and the parameters are saved for backward.
+    Saved for backward are x, the parameters and the small tensors that the kernels return.
     """
     result: Tensor = _WhitenSamples.apply(x, weight, bias, plan, fused)
     return result
@@ -295,20 +296,24 @@ def whiten_samples(x: Tensor, plan: Plan, fused: Any, weight: Tensor | None, bia
 class _WhitenSamples(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, plan, fused):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, weight, bias)
+        whole, out = plan.layout.allocate(x)
+        saved = fused.whiten_samples(*_kernel_arguments(Inputs(x, weight, bias), plan), out)
+        ctx.save_for_backward(x, weight, bias, *saved)
         ctx.plan, ctx.fused = plan, fused
-        return run_into(fused.whiten_samples, plan.layout, x, *_kernel_arguments(Inputs(x, weight, bias), plan))
+        return plan.layout.finish(whole, out)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        inputs, layout = Inputs(*ctx.saved_tensors), ctx.plan.layout
-        if torch.is_grad_enabled():
+        x, weight, bias, *saved = ctx.saved_tensors
+        inputs, layout = Inputs(x, weight, bias), ctx.plan.layout
+        if not may_write_in_place():
+            # Second derivatives, or a batch of gradients under vmap.
             plan = ctx.plan._replace(kernels=torch_kernels(layout))
             with no_autocast(inputs.x):
                 return *_backward_differentiably(inputs, plan, grad)[:3], None, None
         whole, out = layout.allocate(inputs.x)
         arguments = _kernel_arguments(inputs, ctx.plan)
-        grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, out)
+        grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, tuple(saved), out)
         small = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
         return layout.finish(whole, out), *small, None, None
 

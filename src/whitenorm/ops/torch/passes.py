@@ -52,9 +52,14 @@ def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
     per_sample = _sample_moments(rows)
     if not batch:
         return Statistics(per_sample, None)
-    mean, cov = _pool(per_sample.mean, per_sample.cov.mean(0, keepdim=True))
+    return Statistics(per_sample, pool_samples(per_sample))
+
+
+def pool_samples(sample: Moments) -> Moments:
+    """Return the moments of all samples together, from those of each."""
+    mean, cov = _pool(sample.mean, sample.cov.mean(0, keepdim=True))
     # Not len(), which would tie an exported graph to this batch size.
-    return Statistics(per_sample, Moments(mean, cov, per_sample.num_values * per_sample.mean.shape[0]))
+    return Moments(mean, cov, sample.num_values * sample.mean.shape[0])
 
 
 def _sample_moments(x: Tensor) -> Moments:
@@ -173,7 +178,7 @@ def add_affine_grads(
     """Compute the direct gradient, a term, plus the gradients that reach x through the statistics."""
     if sample is None and batch is None:
         return sum_maps([direct], None, None, out)
-    matrix, offset, mean = _combine_affine_grads(sample, batch)
+    matrix, offset, mean = combine_affine_grads(sample, batch)
     shift = None
     if needs_centring(x, whitening, mean):
         shift = mean.unsqueeze(-1)
@@ -182,7 +187,7 @@ def add_affine_grads(
     return sum_maps([direct, Term(matrix, x, shift)], offset, None, out)
 
 
-def _combine_affine_grads(sample: AffineGrad | None, batch: AffineGrad | None) -> tuple[Tensor, Tensor, Tensor]:
+def combine_affine_grads(sample: AffineGrad | None, batch: AffineGrad | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return matrix, offset ``(B, G, K, 1)`` and mean of one map ``matrix @ (x - mean) + offset``.
 
     Where both are given, the mean is that of each sample, because x - mean is smallest there, however far away the

@@ -50,16 +50,16 @@ class _Tile(NamedTuple):
         return self.rows // _WARP_ROWS * max(1, self.columns // _WARP_COLUMNS)
 
 
-def is_supported(x: Tensor) -> bool:
-    """Return whether a sample of ``x[N, 1, K, J, P]`` is small enough for one program.
+def is_supported(x: Tensor, steps: int) -> bool:
+    """Return whether a sample of ``x[N, G, K, J, P]`` is one group and small enough for one program.
 
     Example::
 
-        >>> is_supported(torch.empty(1, 1, 24, 32, 1)), is_supported(torch.empty(1, 1, 32, 8, 196))
+        >>> is_supported(torch.empty(1, 1, 24, 32, 1), 5), is_supported(torch.empty(1, 1, 32, 8, 196), 5)
         (True, False)
     """
     tile = _choose_tile(x)
-    return tile.rows <= _LARGEST_ROWS and tile.columns <= _LARGEST_COLUMNS
+    return x.shape[1] == 1 and tile.rows <= _LARGEST_ROWS and tile.columns <= _LARGEST_COLUMNS
 
 
 def whiten_samples(
@@ -69,8 +69,8 @@ def whiten_samples(
     eps: float,
     steps: int,
     out: Tensor,
-) -> Tensor:
-    """Compute γ·W(x - mean) + β with the mean and covariance of each sample, into ``out``.
+) -> tuple[Tensor, ...]:
+    """Compute γ·W(x - mean) + β with the mean and covariance of each sample, into ``out``; save nothing.
 
     Args:
         x: ``(N, 1, K, J, P)``, of any strides under which no two entries share memory.
@@ -91,7 +91,7 @@ def whiten_samples(
         _strides(out),
         **_arguments(x, eps, steps),
     )
-    return out
+    return ()
 
 
 def whiten_samples_backward(
@@ -101,6 +101,7 @@ def whiten_samples_backward(
     bias: Tensor | None,
     eps: float,
     steps: int,
+    saved: tuple[Tensor, ...],
     out: Tensor,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients of :func:`whiten_samples`: that of x into ``out``, and return those of γ and β.
