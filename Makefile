@@ -115,4 +115,4 @@ wheel:
 	.venv-wheel/bin/python tools/smoke.py inspect lab
 
 clean:
-	rm -rf .venv .venv-torch-* .venv-build .venv-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info lab/src/*.egg-info
+	rm -rf .venv .venv-torch-* .venv-build .venv-wheel .mypy_cache .pytest_cache .ruff_cache .hypothesis whitenorm-demo build dist src/*.egg-info lab/src/*.egg-info src/whitenorm/ops/native/*.so

@@ -51,12 +51,18 @@ class BuildKernels(build_ext):
             super().build_extension(ext)
         except Exception as error:
             print(f"whitenorm: could not compile {ext.name} ({error}); torch's kernels are used.", file=sys.stderr)
+            self.failed.append(ext)
+
+    def run(self) -> None:
+        self.failed: list[Extension] = []
+        super().run()
 
     def get_outputs(self) -> list[str]:
         return [path for path in super().get_outputs() if Path(path).exists()]
 
     def copy_extensions_to_source(self) -> None:
-        self.extensions = [ext for ext in self.extensions if Path(self.get_ext_fullpath(ext.name)).exists()]
+        """Copy the libraries into the checkout, for an editable install."""
+        self.extensions = [ext for ext in self.extensions if ext not in self.failed]
         super().copy_extensions_to_source()
 
 
