@@ -3,7 +3,16 @@
 import pytest
 import torch
 
+import whitenorm
 from whitenorm.ops import verified_gpus
+
+
+@pytest.fixture
+def torch_kernels():
+    """Use torch's kernels on every device."""
+    whitenorm.set_kernels("torch")
+    yield
+    whitenorm.set_kernels("auto")
 
 
 @pytest.fixture

@@ -218,6 +218,7 @@ def test_whitening_between_linear_layers_is_an_isometry():
     assert torch.allclose(values, torch.ones_like(values), atol=1e-6)
 
 
+@pytest.mark.usefixtures("torch_kernels")
 def test_costs_of_a_layer():
     layer = whitenorm.IterNorm(16, 8).eval()
     x = torch.randn(4, 16, 6, 6)

@@ -16,6 +16,8 @@ from tests.helpers.browser import look
 for module in ("mkdocs", "material", "mkdocstrings", "griffe", "latex2mathml"):
     pytest.importorskip(module, reason="the documentation's tools are not installed")
 
+# Building the site takes as long as all other tests of this folder.
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "docs"))
 docstrings, hooks = (importlib.import_module(name) for name in ("docstrings", "hooks"))

@@ -241,6 +241,7 @@ def test_training_between_an_inference_and_its_backward(name):
     assert torch.allclose(x.grad, expected)
 
 
+@pytest.mark.usefixtures("torch_kernels")
 def test_no_work_for_an_input_without_gradient(monkeypatch):
     layer, x = whitenorm.IterNorm(12), torch.randn(4, 12, 5)
     layer(x.requires_grad_()).sum().backward()
