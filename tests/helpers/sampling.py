@@ -7,4 +7,7 @@ def mark_slow(names, sample=()):
     """Return parameters for ``pytest.mark.parametrize`` of which all but the sample are marked slow."""
     names = list(names)
     assert set(sample) <= set(names), f"expected a sample of {names} (got {sample})"
-    return [name if name in sample else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [
+        name if name in sample else pytest.param(*(name if isinstance(name, tuple) else [name]), marks=pytest.mark.slow)
+        for name in names
+    ]

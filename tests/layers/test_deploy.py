@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import whitenorm
 from tests.helpers.cases import channel_layers, randomise, token_layers
 from tests.helpers.models import ResNet, convert_and_train
+from tests.helpers.sampling import mark_slow
 
 NAMES = ["iternorm", "dbn", "bw-sigma", "sw", "sw5", "gw", "iw"]
 
@@ -33,8 +34,11 @@ def both(layer, x):
 @pytest.mark.parametrize(
     ("name", "training"),
     # A sample's own statistics are the same in both modes.
-    [(name, True) for name in ("bw-grouped", "bw-sigma", "sw5", "iw-plain", "gw", "lw")]
-    + [(name, False) for name in ("bw-grouped", "bw-sigma", "sw5")],
+    mark_slow(
+        [(name, True) for name in ("bw-grouped", "bw-sigma", "sw5", "iw-plain", "gw", "lw")]
+        + [(name, False) for name in ("bw-grouped", "bw-sigma", "sw5")],
+        sample=[("bw-grouped", True), ("bw-sigma", False), ("lw", True)],
+    ),
 )
 def test_compiles_whole_with_any_batch_size(name, training):
     torch._dynamo.reset()
@@ -65,7 +69,7 @@ def test_a_whole_network_trains_compiled():
 
 # The exporter's own warnings.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mark_slow(NAMES, sample=["iternorm", "gw"]))
 def test_onnx(name, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

@@ -17,7 +17,7 @@ def test_the_table_has_all_layers_and_tools(table):
 
 
 # Together these take as long as all others.
-SLOW = {"`torch.compile`": [], "`torch.export`": [], "ONNX": [], "FSDP2": [ranks.needs_fsdp]}
+SLOW = {"`torch.compile`": [], "`torch.export`": [], "ONNX": [], "DDP": [], "FSDP2": [ranks.needs_fsdp]}
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,7 @@ class TestWarning:
         fold_(nn.Sequential(make_pair(), nn.AvgPool2d(2), make_iternorm(8)).eval())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_faster_rcnn_is_folded_inside():
     detection = pytest.importorskip("torchvision").models.detection

@@ -9,6 +9,7 @@ from torch import nn
 
 import whitenorm
 from tests.helpers.models import count_layers, randomize_norms
+from tests.helpers.sampling import mark_slow
 from whitenorm import convert_, fold_, recipes
 
 RECIPE_COUNTS = [("s1", 1), ("s1-b1", 17), ("s1-b2", 17), ("s1-b3", 17), ("s1-b12", 33), ("sw-7", 7), ("sw-14", 14)]
@@ -77,7 +78,10 @@ FOLDED = [
 ]
 
 
-@pytest.mark.parametrize(("library", "name", "extra"), FOLDED)
+SAMPLE = [("torchvision", "resnet18", 0), ("torchvision", "vgg11_bn", 0), ("timm", "efficientnet_b0", None)]
+
+
+@pytest.mark.parametrize(("library", "name", "extra"), mark_slow(FOLDED, sample=SAMPLE))
 def test_conversion_training_and_folding(library, name, extra):
     """``extra`` is the number of convolutions that folding adds; None leaves it unchecked."""
     torch.manual_seed(0)

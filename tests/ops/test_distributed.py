@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import whitenorm
 from tests.helpers import fuzz_ranks, ranks
+from tests.helpers.sampling import mark_slow
 from whitenorm.ops import dispatch
 
 
@@ -21,11 +22,12 @@ def single_process(tmp_path):
         yield
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", mark_slow([2, 3, 4], sample=[3]))
 def test_ranks_together_are_one_process(world, tmp_path):
     torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.all_checks), nprocs=world)
 
 
+@pytest.mark.slow
 def test_random_steps_with_masks_and_empty_batches(tmp_path):
     cases, deviations, _ = fuzz_ranks.fuzz(0, 40, None, tmp_path / "store")
     assert cases == 40
@@ -33,7 +35,7 @@ def test_random_steps_with_masks_and_empty_batches(tmp_path):
 
 
 @ranks.needs_fsdp
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", mark_slow([2, 3], sample=[2]))
 def test_ranks_that_share_parameters_are_one_process(world, tmp_path):
     torch.multiprocessing.spawn(ranks.start, (world, tmp_path / "store", ranks.inside_fsdp), nprocs=world)
 

@@ -27,6 +27,7 @@ def test_the_help_lists_every_command(capsys):
     assert all(name in printed for name in COMMANDS)
 
 
+@pytest.mark.slow
 def test_the_library_is_tested_without_the_lab():
     """Without the lab's packages, pytest collects the library's tests alone, as in ``make test-torch``."""
     code = """
