@@ -4,7 +4,10 @@ import pytest
 
 
 def mark_slow(names, sample=()):
-    """Return parameters for ``pytest.mark.parametrize`` of which all but the sample are marked slow."""
+    """Return parameters for ``pytest.mark.parametrize`` of which all but the sample are marked slow.
+
+    A name is a tuple where the test has several parameters.
+    """
     names = list(names)
     assert set(sample) <= set(names), f"expected a sample of {names} (got {sample})"
     return [
