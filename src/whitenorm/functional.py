@@ -178,8 +178,7 @@ def group_whitening(
     if num_groups == input.shape[1]:
         # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
         return _whiten_samples(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
-    num_values = math.prod(input.shape[1:]) // num_groups
-    kernels = choose_kernels(input, solver, num_groups, num_values=num_values)
+    kernels = choose_kernels(input, solver, num_groups, per_sample=True)
     if kernels.handles_strides:
         layout = sample_groups(input, num_groups, may_be_dual=False, handles_strides=True)
         plan = Plan(layout, Method(("iw",), solver, eps, uses_sample=True), kernels)
@@ -357,7 +356,7 @@ def _plan(
     solver = solver if isinstance(solver, Solver) else as_solver(solver)
     uses_batch = "bw" in statistics or "bn" in statistics
     uses_sample = "iw" in statistics or "in" in statistics or "ln" in statistics
-    kernels = choose_kernels(input, solver, group_size, masked)
+    kernels = choose_kernels(input, solver, group_size, masked, uses_sample)
     layout = channel_groups(input, group_size, not uses_sample, kernels.handles_strides)
     return Plan(layout, Method(statistics, solver, eps, scale, uses_sample, uses_batch), kernels, group)
 

@@ -92,7 +92,7 @@ def _has_triton() -> bool:
 
 
 def choose_kernels(
-    x: Tensor, solver: Solver | None, features: int, masked: bool = False, num_values: int | None = None
+    x: Tensor, solver: Solver | None, features: int, masked: bool = False, per_sample: bool = False
 ) -> Kernels:
     """Return the kernels for an input, a solver (None where nothing is solved for) and a number of features.
 
@@ -100,7 +100,7 @@ def choose_kernels(
     """
     if _mode == "torch" or masked or features > _LARGEST:
         return TORCH
-    if _takes_native(x, features, num_values):
+    if _takes_native(x, features, per_sample):
         from whitenorm.ops.native import steps
 
         solved = solver is None or (
@@ -132,27 +132,27 @@ def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
     return torch_kernels(layout) if kernels.handles_strides and not may_write_in_place() else kernels
 
 
-def _takes_native(x: Tensor, features: int, num_values: int | None) -> bool:
+def _takes_native(x: Tensor, features: int, per_sample: bool) -> bool:
     """Return whether the C++ kernels are to be used for a tensor."""
     if x.device.type != "cpu" or _mode not in ("auto", "native") or x.dtype not in _NATIVE_DTYPES:
         return False
-    if _mode == "auto" and not _is_native_faster(x, features, num_values):
+    if _mode == "auto" and not _is_native_faster(x, features, per_sample):
         return False
     if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and load_library().functions is not None
 
 
-def _is_native_faster(x: Tensor, features: int, num_values: int | None) -> bool:
-    """Return whether the C++ kernels are faster than torch's, as measured for float32 on two threads of a CPU.
+def _is_native_faster(x: Tensor, features: int, per_sample: bool) -> bool:
+    """Return whether the C++ kernels are faster than torch's, by the table that ``benchmarks/backends.py`` measures.
 
     They read channels-last images one group after the other, which takes longer where the lines of the cache that a
-    group shares with others are gone by then. For samples with fewer values than features, torch solves a smaller dual.
+    group shares with others are gone by then. For vectors with fewer values than features, torch solves a smaller dual.
     """
-    if features < 4 or (num_values is not None and num_values < features):
-        return False
     positions = math.prod(x.shape[2:])
-    if positions == 1 or not is_channels_last(x):
+    if features < 4 or (per_sample and positions == 1 and features**2 > x.shape[1]):
+        return False
+    if per_sample or positions == 1 or not is_channels_last(x):
         return True
     return features in (8, x.shape[1]) or (features % 8 == 0 and positions <= 256)
 
