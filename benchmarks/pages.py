@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, launch_tables, report
+from benchmarks import backends, costs, launch_tables, report
 from whitenorm_lab.markdown_sections import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +54,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
         Path("docs/benchmarks.md"): {
             "reading: written by `make bench`": report.reading(full),
+            "backends": backends.format_table(load_results("backends")),
             "benchmark: written by `make bench`": report.markdown(full),
         },
         Path("docs/gpu.md"): {name: table(launches) for name, table in launch_tables.TABLES.items()},
