@@ -178,7 +178,7 @@ def group_whitening(
     if num_groups == input.shape[1]:
         # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
         return _whiten_samples(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
-    kernels = choose_kernels(input, solver, num_groups, per_sample=True)
+    kernels = choose_kernels(input, solver, num_groups, is_per_sample=True)
     if kernels.handles_strides:
         layout = sample_groups(input, num_groups, may_be_dual=False, handles_strides=True)
         plan = Plan(layout, Method(("iw",), solver, eps, uses_sample=True), kernels)

@@ -14,6 +14,7 @@ from torch import Tensor
 from whitenorm._runtime import is_forward_mode, is_transformed, may_write_in_place
 from whitenorm.ops import verified_gpus
 from whitenorm.ops.layout import Layout, is_channels_last
+from whitenorm.ops.native import per_sample, steps
 from whitenorm.ops.native.library import load_library
 from whitenorm.ops.torch import dual, passes, scaled
 from whitenorm.ops.torch.solve import solve, solve_backward
@@ -31,6 +32,16 @@ TORCH = Kernels(passes.moments, solve, passes.apply, passes.map_gradients, solve
 # For features of several channels, and for the dual of vectors.
 SCALED = TORCH._replace(apply=scaled.apply, map_gradients=scaled.map_gradients, input_gradient=scaled.input_gradient)
 DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_backward, dual.input_gradient)
+NATIVE = Kernels(
+    steps.moments,
+    steps.solve,
+    steps.apply,
+    steps.map_gradients,
+    steps.solve_backward,
+    steps.input_gradient,
+    per_sample,
+    handles_strides=True,
+)
 
 
 def set_kernels(mode: str) -> None:
@@ -92,7 +103,7 @@ def _has_triton() -> bool:
 
 
 def choose_kernels(
-    x: Tensor, solver: Solver | None, features: int, masked: bool = False, per_sample: bool = False
+    x: Tensor, solver: Solver | None, features: int, masked: bool = False, is_per_sample: bool = False
 ) -> Kernels:
     """Return the kernels for an input, a solver (None where nothing is solved for) and a number of features.
 
@@ -100,13 +111,13 @@ def choose_kernels(
     """
     if _mode == "torch" or masked or features > _LARGEST:
         return TORCH
-    if _takes_native(x, features, per_sample):
-        from whitenorm.ops.native import steps
-
-        solved = solver is None or (
+    if _takes_native(x, features, is_per_sample):
+        if solver is None or (
             type(solver) is Newton and solver.steps <= steps.MOST_STEPS and features <= steps.LARGEST_SOLVED
-        )
-        return _load_native() if solved else _load_native()._replace(solve=solve, solve_backward=solve_backward)
+        ):
+            return NATIVE
+        # Where torch solves, its passes over x were measured to be as fast.
+        return NATIVE._replace(solve=solve, solve_backward=solve_backward) if _mode == "native" else TORCH
     if not _takes_triton(x):
         return TORCH
     solved = solver is None or (type(solver) is Newton and features <= _LARGEST_SOLVED)
@@ -132,27 +143,27 @@ def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
     return torch_kernels(layout) if kernels.handles_strides and not may_write_in_place() else kernels
 
 
-def _takes_native(x: Tensor, features: int, per_sample: bool) -> bool:
+def _takes_native(x: Tensor, features: int, is_per_sample: bool) -> bool:
     """Return whether the C++ kernels are to be used for a tensor."""
     if x.device.type != "cpu" or _mode not in ("auto", "native") or x.dtype not in _NATIVE_DTYPES:
         return False
-    if _mode == "auto" and not _is_native_faster(x, features, per_sample):
+    if _mode == "auto" and not _is_native_faster(x, features, is_per_sample):
         return False
     if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and load_library().functions is not None
 
 
-def _is_native_faster(x: Tensor, features: int, per_sample: bool) -> bool:
+def _is_native_faster(x: Tensor, features: int, is_per_sample: bool) -> bool:
     """Return whether the C++ kernels are faster than torch's, by the table that ``benchmarks/backends.py`` measures.
 
     They read channels-last images one group after the other, which takes longer where the lines of the cache that a
     group shares with others are gone by then. For vectors with fewer values than features, torch solves a smaller dual.
     """
     positions = math.prod(x.shape[2:])
-    if features < 4 or (per_sample and positions == 1 and features**2 > x.shape[1]):
+    if features < 4 or (is_per_sample and positions == 1 and features**2 > x.shape[1]):
         return False
-    if per_sample or positions == 1 or not is_channels_last(x):
+    if is_per_sample or positions == 1 or not is_channels_last(x):
         return True
     return features in (8, x.shape[1]) or (features % 8 == 0 and positions <= 256)
 
@@ -185,22 +196,6 @@ def _suggest_verifying() -> None:
         "whitenorm has faster kernels for this GPU, which it uses only once they are verified: run "
         '"whitenorm gpu" once, or choose with whitenorm.set_kernels or $WHITENORM_KERNELS',
         stacklevel=2,
-    )
-
-
-@functools.cache
-def _load_native() -> Kernels:
-    from whitenorm.ops.native import per_sample, steps
-
-    return Kernels(
-        steps.moments,
-        steps.solve,
-        steps.apply,
-        steps.map_gradients,
-        steps.solve_backward,
-        steps.input_gradient,
-        per_sample,
-        handles_strides=True,
     )
 
 
