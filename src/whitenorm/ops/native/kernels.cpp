@@ -7,10 +7,6 @@
 #include "product.h"
 #include "tile.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 namespace whitenorm {
 
 // Tiles of 24 KB, or two of 16 KB, leave room in a first-level cache of 32 KB or more.
@@ -284,15 +280,8 @@ using namespace whitenorm;
 
 extern "C" {
 
-// A number that changes with the interface, and whether threads are used.
+// A number that changes with the interface; ops/native/library.py has the same.
 WN_EXPORT int wn_version() { return 1; }
-WN_EXPORT int wn_count_threads() {
-#ifdef _OPENMP
-  return omp_get_max_threads();
-#else
-  return 0;
-#endif
-}
 
 // Means (B, G, K) and covariances (B, G, K, K); B is N, or 1 if pooled.
 WN_EXPORT int wn_moments(char* x_data, const View* view, int pooled, float* mean, float* cov, int threads) {
@@ -447,7 +436,7 @@ WN_EXPORT int wn_input_gradient(char* grad_data, const View* grad_view, char* x_
 }
 
 // Whitening matrices of `count` covariances (k, k) by Newton's iteration.
-WN_EXPORT int wn_newton(const float* cov, Index count, Index k, int steps, float lost_trace, float* whitening, int threads) {
+WN_EXPORT int wn_newton(const float* cov, Index count, Index k, int steps, float* whitening, int threads) {
   const Index padded = round_up(k, LANES) * round_up(k, LANES), stride = round_up(k, LANES);
   const double work = double(count) * k * k * k * 3 * maximum(1, steps);
   return run_parallel(count, count_threads(threads, count, work), NewtonSpace::floats(k) + 2 * padded,
@@ -455,14 +444,14 @@ WN_EXPORT int wn_newton(const float* cov, Index count, Index k, int steps, float
     NewtonSpace space(k, memory);
     float *own = memory + NewtonSpace::floats(k), *result = own + padded;
     pad(k, cov + i * k * k, stride, own);
-    solve_newton(space, own, steps, lost_trace, result);
+    solve_newton(space, own, steps, result);
     unpad(k, result, stride, whitening + i * k * k);
   });
 }
 
 // Gradients of the covariances from those of the whitening matrices.
 WN_EXPORT int wn_newton_backward(const float* grad, const float* cov, const float* whitening, Index count, Index k, int steps,
-                       float lost_trace, float* grad_cov, int threads) {
+                                 float* grad_cov, int threads) {
   const Index padded = round_up(k, LANES) * round_up(k, LANES), stride = round_up(k, LANES);
   const double work = double(count) * k * k * k * 8 * maximum(1, steps);
   return run_parallel(count, count_threads(threads, count, work), NewtonSpace::floats(k) + 4 * padded,
@@ -473,7 +462,7 @@ WN_EXPORT int wn_newton_backward(const float* grad, const float* cov, const floa
     pad(k, grad + i * k * k, stride, own_grad);
     pad(k, cov + i * k * k, stride, own_cov);
     pad(k, whitening + i * k * k, stride, own_whitening);
-    differentiate_newton(space, own_grad, own_cov, own_whitening, steps, lost_trace, result);
+    differentiate_newton(space, own_grad, own_cov, own_whitening, steps, result);
     unpad(k, result, stride, grad_cov + i * k * k);
   });
 }
@@ -504,7 +493,7 @@ WN_EXPORT int wn_whiten_samples(char* x_data, const View* view, char* y_data, co
     }
     moments.finish(eps, mean + task * k, cov + task * k * k);
     pad(k, cov + task * k * k, stride, own_cov);
-    solve_newton(space, own_cov, steps, 0, own_whitening);
+    solve_newton(space, own_cov, steps, own_whitening);
     unpad(k, own_whitening, stride, whitening + task * k * k);
     for (Index index = 0; index < t.tiles(); index++) {
       apply_tile(x, y, t, Tile(t, index), n, g, whitening + task * k * k, mean + task * k, scale, shift, values,
@@ -543,7 +532,7 @@ WN_EXPORT int wn_whiten_samples_backward(char* grad_data, const View* grad_view,
                      partial + (2 * part + 1) * width, grads, values);
       pad(k, cov + entry * k * k, stride, own_cov);
       pad(k, entry_whitening, stride, own_whitening);
-      differentiate_newton(space, map.matrix, own_cov, own_whitening, steps, 0, grad_cov);
+      differentiate_newton(space, map.matrix, own_cov, own_whitening, steps, grad_cov);
       for (Index i = 0; i < k; i++) {
         double through_mean = 0;
         for (Index j = 0; j < k; j++) {

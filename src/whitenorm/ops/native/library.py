@@ -24,8 +24,8 @@ _ARGUMENTS = {
     "wn_apply": "xv xv pp i pp i",
     "wn_map_gradients": "xv xv p i pp pppp i",
     "wn_input_gradient": "xv xv xv p i p ppp i i",
-    "wn_newton": "p ll i f p i",
-    "wn_newton_backward": "ppp ll i f p i",
+    "wn_newton": "p ll i p i",
+    "wn_newton_backward": "ppp ll i p i",
     "wn_whiten_samples": "xv xv pp f i ppp i",
     "wn_whiten_samples_backward": "xv xv xv p ppp i pp i",
 }

@@ -31,8 +31,8 @@ struct NewtonSpace {
 
 // Write Σ/tr Σ plus a ridge of rounding's size to `start` and (3I - start)/2 to `half`; return the trace. The ridge
 // keeps the iteration from diverging along an eigenvalue that rounding has made negative.
-WN_INLINE float normalize(Index n, Index stride, const float* cov, float lost_trace, float* start, float* half) {
-  float trace = lost_trace;
+WN_INLINE float normalize(Index n, Index stride, const float* cov, float* start, float* half) {
+  float trace = 0;
   for (Index i = 0; i < n; i++) trace += cov[i * stride + i];
   if (trace < SMALLEST) trace = SMALLEST;  // NaN stays NaN
   float inverse = 1 / trace;
@@ -60,11 +60,11 @@ WN_INLINE void multiply_commuting(Index n, Index stride, const float* a, const f
 
 // W of one covariance, both padded.
 template <Index SIZE>
-static void solve_newton_sized(NewtonSpace& space, const float* cov, int steps, float lost_trace, float* whitening) {
+static void solve_newton_sized(NewtonSpace& space, const float* cov, int steps, float* whitening) {
   const Index n = SIZE ? SIZE : space.size, stride = SIZE ? round_up(SIZE, LANES) : space.stride, all = n * stride;
   float *y = space.matrices[0], *t = space.matrices[1], *z = space.matrices[2], *free_y = space.matrices[3],
         *free_z = space.matrices[4];
-  float root = 1 / std::sqrt(normalize(n, stride, cov, lost_trace, y, t));
+  float root = 1 / std::sqrt(normalize(n, stride, cov, y, t));
   if (steps == 0) {
     memset(whitening, 0, sizeof(float) * all);
     for (Index i = 0; i < n; i++) whitening[i * stride + i] = root;
@@ -104,11 +104,11 @@ WN_INLINE void symmetrize(Index n, Index stride, const float* a, float factor, f
 //   R = S dS,  T = S (R + Rᵀ/2) - 3/2 R,  dS' = T + Tᵀ,  dZ' = dZ S + Z dS.
 template <Index SIZE>
 static void differentiate_newton_sized(NewtonSpace& space, const float* grad, const float* cov, const float* whitening,
-                                       int steps, float lost_trace, float* grad_cov) {
+                                       int steps, float* grad_cov) {
   const Index n = SIZE ? SIZE : space.size, stride = SIZE ? round_up(SIZE, LANES) : space.stride, all = n * stride;
   float *u = space.matrices[0], *s = space.matrices[1], *z = space.matrices[2], *ds = space.matrices[3],
         *dz = space.matrices[4], *r = space.matrices[5], *m = space.matrices[6], *spare = space.matrices[7];
-  float trace = normalize(n, stride, cov, lost_trace, u, s), inverse = 1 / trace;
+  float trace = normalize(n, stride, cov, u, s), inverse = 1 / trace;
   memset(dz, 0, sizeof(float) * all);
   if (steps > 0) {
     symmetrize(n, stride, grad, -0.25f / std::sqrt(trace), ds);
@@ -181,13 +181,13 @@ static void differentiate_newton_sized(NewtonSpace& space, const float* grad, co
     default: return function<0>(__VA_ARGS__);  \
   }
 
-static void solve_newton(NewtonSpace& space, const float* cov, int steps, float lost_trace, float* whitening) {
-  WN_BY_SIZE(solve_newton_sized, space, cov, steps, lost_trace, whitening)
+static void solve_newton(NewtonSpace& space, const float* cov, int steps, float* whitening) {
+  WN_BY_SIZE(solve_newton_sized, space, cov, steps, whitening)
 }
 
 static void differentiate_newton(NewtonSpace& space, const float* grad, const float* cov, const float* whitening,
-                                 int steps, float lost_trace, float* grad_cov) {
-  WN_BY_SIZE(differentiate_newton_sized, space, grad, cov, whitening, steps, lost_trace, grad_cov)
+                                 int steps, float* grad_cov) {
+  WN_BY_SIZE(differentiate_newton_sized, space, grad, cov, whitening, steps, grad_cov)
 }
 
 #undef WN_BY_SIZE

@@ -189,7 +189,6 @@ class _NativeNewton(Solver):
             count,
             size,
             self.steps,
-            0.0,
             whitening.data_ptr(),
             torch.get_num_threads(),
         )
@@ -207,7 +206,6 @@ class _NativeNewton(Solver):
             count,
             size,
             self.steps,
-            0.0,
             grad_cov.data_ptr(),
             torch.get_num_threads(),
         )
