@@ -13,6 +13,8 @@ namespace whitenorm {
 static const Index ONE_TILE = 6144, TWO_TILES = 4096;
 // Parts that a sum is taken in, at most. Enough for as many threads.
 static const Index PARTS = 64;
+// Values that are summed in a register, at most: rounding errors grow with the length of a sum.
+static const Index LONGEST_SUM = 64;
 // Starting a thread takes as long as about so many multiplications.
 static const double WORK_PER_THREAD = 2e5;
 
@@ -77,7 +79,8 @@ struct Moments {
   Moments(Index k, float* memory) : Moments(k, memory, 0) { memset(memory, 0, sizeof(float) * floats(k)); }
 
   // Add `more` values with another mean, whose products are already part of these (Chan's update).
-  void move_mean(const double* other, Index more) {
+  template <class Number>
+  void move_mean(const Number* other, Index more) {
     double weight = double(more) / (count + more);
     float between = static_cast<float>(count * weight);
     alignas(32) float delta[1024 + LANES];
@@ -97,16 +100,18 @@ struct Moments {
     count += more;
   }
 
-  // Add a tile, which is centred in place by its own mean.
-  void add(float* tile, const Traversal& t, Index values) {
+  // Add a tile with one row per value, which is centred in place by its own mean.
+  void add(float* tile, Index values) {
     double local[1024];
-    float shift[1024];
-    for (Index i = 0; i < k; i++) {
-      local[i] = sum_row(tile + i * t.stride, round_up(values, LANES)) / values;
-      shift[i] = static_cast<float>(local[i]);
+    center_rows(tile, stride, values, local);
+    for (Index first = 0; first < values; first += LONGEST_SUM) {
+      const float* rows = tile + first * stride;
+      const Product terms[1] = {{{rows, 1, stride}, rows, stride, minimum(LONGEST_SUM, values - first)}};
+      multiply_upper(round_up(k, 4), terms, [&](Index i, Index j, auto v) {
+        float* at = products + i * stride + j;
+        store(at, load_as<decltype(v)>(at) + v);
+      });
     }
-    subtract(tile, t.stride, k, values, shift);
-    add_outer<true>(k, round_up(k, 4), round_up(values, LANES), tile, tile, t.stride, products, stride);
     move_mean(local, values);
   }
 
@@ -134,27 +139,44 @@ static void unpad(Index k, const float* matrix, Index stride, float* out) {
   for (Index i = 0; i < k; i++) memcpy(out + i * k, matrix + i * stride, sizeof(float) * k);
 }
 
-// y = γ·W(x - μ) + β of one tile; μ, γ and β may be null.
+// Copy the transpose of a matrix (k, k) to one with padded rows, whose padding stays as it is.
+static void pad_transposed(Index k, const float* matrix, Index stride, float* out) {
+  for (Index i = 0; i < k; i++) {
+    for (Index j = 0; j < k; j++) out[j * stride + i] = matrix[i * k + j];
+  }
+}
+
+// y = γ·W(x - μ) + β of one tile; μ, γ and β may be null. `padded` has room for a matrix with padded rows.
 static void apply_tile(const Tensor& x, const Tensor& y, const Traversal& t, const Tile& tile, Index n, Index g,
                        const float* whitening, const float* mean, const Parameter& gamma, const Parameter& beta,
-                       float* values, float* result) {
-  const Index k = x.view->features;
+                       float* values, float* result, float* padded) {
+  const Index k = x.view->features, channel = tile.channel(t), columns = round_up(tile.count, LANES);
+  Output output(y, t, tile, n, g, result);
+  if (is_by_value(*y.view, t)) {
+    load_tile_by_value(x, t, tile, n, g, mean, values);
+    pad_transposed(k, whitening, t.row_of_features, padded);
+    const Product terms[1] = {{{values, t.row_of_features, 1}, padded, t.row_of_features, k}};
+    multiply(tile.count, t.row_of_features, terms, [&](Index p, Index i, auto v) {
+      if (gamma.data != nullptr) v *= load_part_as<decltype(v)>(gamma.row(g, i), k - i);
+      if (beta.data != nullptr) v += load_part_as<decltype(v)>(beta.row(g, i), k - i);
+      output.write(p, i, v);
+    });
+    return output.finish();
+  }
   load_tile(x, t, tile, n, g, mean, values);
   const Product terms[1] = {{{whitening, k, 1}, values, t.stride, k}};
-  const Index channel = tile.channel(t), columns = round_up(tile.count, LANES);
-  Output output(y, t, tile, n, g, result);
   if (gamma.data == nullptr && beta.data == nullptr) {
-    multiply(k, columns, terms, [&](Index i, Index j, Vec v) { output.write(i, j, v); });
+    multiply(k, columns, terms, [&](Index i, Index j, auto v) { output.write(i, j, v); });
   } else if (t.segments_are_channels) {
-    multiply(k, columns, terms, [&](Index i, Index j, Vec v) {
+    multiply(k, columns, terms, [&](Index i, Index j, auto v) {
       if (gamma.data != nullptr) v *= gamma.row(g, i)[channel];
       if (beta.data != nullptr) v += beta.row(g, i)[channel];
       output.write(i, j, v);
     });
   } else {
-    multiply(k, columns, terms, [&](Index i, Index j, Vec v) {
-      if (gamma.data != nullptr) v *= load_part(gamma.row(g, i) + channel + j, tile.count - j);
-      if (beta.data != nullptr) v += load_part(beta.row(g, i) + channel + j, tile.count - j);
+    multiply(k, columns, terms, [&](Index i, Index j, auto v) {
+      if (gamma.data != nullptr) v *= load_part_as<decltype(v)>(gamma.row(g, i) + channel + j, tile.count - j);
+      if (beta.data != nullptr) v += load_part_as<decltype(v)>(beta.row(g, i) + channel + j, tile.count - j);
       output.write(i, j, v);
     });
   }
@@ -178,42 +200,47 @@ struct MapGradients {
     memset(memory, 0, sizeof(float) * floats(k));
   }
 
-  // Add all tiles of sample n and group g, or those from `first` to `last`.
-  void add(const Tensor& grad, const Tensor& x, const Traversal& t, Index first, Index last, Index n, Index g,
+  // Add one tile of sample n and group g.
+  void add(const Tensor& grad, const Tensor& x, const Traversal& t, const Tile& tile, Index n, Index g,
            const float* mean, float* grads, float* values) {
-    for (Index index = first; index < last; index++) {
-      Tile tile(t, index);
+    load_tile_by_value(x, t, tile, n, g, mean, values);
+    if (is_by_value(*grad.view, t)) {
+      load_tile_by_value(grad, t, tile, n, g, nullptr, grads);
+      add_product({grads, 1, stride}, values, tile.count, matrix);
+      add_column_sums(grads, stride, tile.count, k, offset);
+    } else {
       load_tile(grad, t, tile, n, g, nullptr, grads);
-      load_tile(x, t, tile, n, g, mean, values);
-      add_tile(grads, values, t, tile.count, matrix, offset);
+      add_rows(grads, values, t, tile.count, matrix, offset);
     }
   }
 
+  // Add all tiles of sample n and group g, whose map is followed by γ and β.
   void add_scaled(const Tensor& grad, const Tensor& x, const Traversal& t, Index n, Index g, const float* mean,
                   const float* whitening, const Parameter& gamma, float* grad_gamma, float* grad_beta, float* grads,
-                  float* values) {
+                  float* by_feature, float* values) {
     const Index channels = x.view->channels;
     for (Index index = 0; index < t.tiles(); index++) {
       Tile tile(t, index);
       load_tile(grad, t, tile, n, g, nullptr, grads);
-      load_tile(x, t, tile, n, g, mean, values);
+      load_tile_by_value(x, t, tile, n, g, mean, values);
       if (t.segments_are_channels) {
         if (tile.start == 0) start_segment();
-        add_tile(grads, values, t, tile.count, segment, segment_sums());
+        add_rows(grads, values, t, tile.count, segment, segment_sums());
         if (tile.start + tile.count == t.length) {
           finish_segment(whitening, gamma, g, tile.segment, channels, grad_gamma, grad_beta);
         }
         continue;
       }
-      const Product terms[1] = {{{whitening, k, 1}, values, t.stride, k}};
-      multiply(k, round_up(tile.count, LANES), terms, [&](Index i, Index j, Vec v) {
+      load_tile(x, t, tile, n, g, mean, by_feature);
+      const Product terms[1] = {{{whitening, k, 1}, by_feature, t.stride, k}};
+      multiply(k, round_up(tile.count, LANES), terms, [&](Index i, Index j, auto v) {
         Index at = (g * k + i) * channels + tile.start + j, count = tile.count - j;
-        Vec out = load(grads + i * t.stride + j);
-        store_part(grad_gamma + at, load_part(grad_gamma + at, count) + v * out, count);
-        store_part(grad_beta + at, load_part(grad_beta + at, count) + out, count);
+        auto out = load_as<decltype(v)>(grads + i * t.stride + j);
+        store_part(grad_gamma + at, load_part_as<decltype(v)>(grad_gamma + at, count) + v * out, count);
+        store_part(grad_beta + at, load_part_as<decltype(v)>(grad_beta + at, count) + out, count);
       });
       if (gamma.data != nullptr) scale_tile(grads, t, tile, k, gamma, g);
-      add_tile(grads, values, t, tile.count, matrix, offset);
+      add_rows(grads, values, t, tile.count, matrix, offset);
     }
   }
 
@@ -225,10 +252,23 @@ struct MapGradients {
  private:
   double* segment_sums() { return reinterpret_cast<double*>(sums); }
 
-  void add_tile(const float* grads, const float* values, const Traversal& t, Index count, float* into, double* total) {
-    const Index padded = round_up(count, LANES);
-    add_outer<false>(k, round_up(k, 4), padded, grads, values, t.stride, into, stride);
-    for (Index i = 0; i < k; i++) total[i] += sum_row(grads + i * t.stride, padded);
+  // Add grads @ values for values with one row per value.
+  void add_product(Left grads, const float* values, Index count, float* into) {
+    for (; count > 0; count -= LONGEST_SUM) {
+      const Product terms[1] = {{grads, values, stride, minimum(LONGEST_SUM, count)}};
+      multiply(k, stride, terms, [&](Index i, Index j, auto v) {
+        float* at = into + i * stride + j;
+        store(at, load_as<decltype(v)>(at) + v);
+      });
+      grads.data += LONGEST_SUM * grads.column;
+      values += LONGEST_SUM * stride;
+    }
+  }
+
+  // The same, and the sums of grads, for grads with one row per feature.
+  void add_rows(const float* grads, const float* values, const Traversal& t, Index count, float* into, double* total) {
+    add_product({grads, t.stride, 1}, values, count, into);
+    add_row_sums(grads, t.stride, k, round_up(count, LANES), total);
   }
 
   void start_segment() {
@@ -251,23 +291,47 @@ struct MapGradients {
   }
 };
 
-// dx = (γ·W)ᵀ grad + matrix (x - μ) + offset of one tile; without a matrix, the first term alone.
+// dx = (γ·W)ᵀ grad + matrix (x - μ) + offset of one tile; without a matrix, the first term alone. `padded` has room for
+// two matrices with padded rows.
 static void input_gradient_tile(const Tensor& grad, const Tensor& x, const Tensor& out, const Traversal& t,
                                 const Tile& tile, Index n, Index g, const float* whitening, const Parameter& gamma,
                                 const float* matrix, const float* offset, const float* mean, float* grads,
-                                float* values, float* result) {
-  const Index k = x.view->features, columns = round_up(tile.count, LANES);
+                                float* values, float* result, float* padded) {
+  const Index k = x.view->features, row = t.row_of_features;
+  const bool by_value = is_by_value(*out.view, t);
+  auto load_as_output = by_value ? load_tile_by_value : load_tile;
   Output output(out, t, tile, n, g, result);
-  load_tile(grad, t, tile, n, g, nullptr, grads);
+  load_as_output(grad, t, tile, n, g, nullptr, grads);
+  if (matrix != nullptr) load_as_output(x, t, tile, n, g, mean, values);
+  if (by_value) {
+    // The transpose of γ·W times a column is a row times γ·W.
+    float* padded_matrix = padded + row * row;
+    for (Index i = 0; i < k; i++) {
+      float factor = gamma.data == nullptr ? 1.0f : *gamma.row(g, i);
+      for (Index j = 0; j < k; j++) padded[i * row + j] = factor * whitening[i * k + j];
+    }
+    const Product direct = {{grads, row, 1}, padded, row, k};
+    if (matrix == nullptr) {
+      const Product terms[1] = {direct};
+      multiply(tile.count, row, terms, [&](Index p, Index i, auto v) { output.write(p, i, v); });
+    } else {
+      pad_transposed(k, matrix, row, padded_matrix);
+      const Product terms[2] = {direct, {{values, row, 1}, padded_matrix, row, k}};
+      multiply(tile.count, row, terms, [&](Index p, Index i, auto v) {
+        output.write(p, i, v + load_part_as<decltype(v)>(offset + i, k - i));
+      });
+    }
+    return output.finish();
+  }
   if (gamma.data != nullptr) scale_tile(grads, t, tile, k, gamma, g);
+  const Index columns = round_up(tile.count, LANES);
   const Product direct = {{whitening, 1, k}, grads, t.stride, k};
   if (matrix == nullptr) {
     const Product terms[1] = {direct};
-    multiply(k, columns, terms, [&](Index i, Index j, Vec v) { output.write(i, j, v); });
+    multiply(k, columns, terms, [&](Index i, Index j, auto v) { output.write(i, j, v); });
   } else {
-    load_tile(x, t, tile, n, g, mean, values);
     const Product terms[2] = {direct, {{matrix, k, 1}, values, t.stride, k}};
-    multiply(k, columns, terms, [&](Index i, Index j, Vec v) { output.write(i, j, v + offset[i]); });
+    multiply(k, columns, terms, [&](Index i, Index j, auto v) { output.write(i, j, v + offset[i]); });
   }
   output.finish();
 }
@@ -301,8 +365,8 @@ WN_EXPORT int wn_moments(char* x_data, const View* view, int pooled, float* mean
       Moments moments(k, parts == 1 ? memory + t.floats(k) : partial + task * size);
       for (Index item = first_of(part, parts, items); item < first_of(part + 1, parts, items); item++) {
         const Tile tile(t, item % tiles);
-        load_tile(x, t, tile, pooled ? item / tiles : entry / v.groups, g, nullptr, memory);
-        moments.add(memory, t, tile.count);
+        load_tile_by_value(x, t, tile, pooled ? item / tiles : entry / v.groups, g, nullptr, memory);
+        moments.add(memory, tile.count);
       }
       if (parts == 1) {
         moments.finish(0, mean + entry * k, cov + entry * k * k);
@@ -339,10 +403,12 @@ WN_EXPORT int wn_apply(char* x_data, const View* view, char* y_data, const View*
   const Traversal t(v, ONE_TILE);
   const Index k = v.features, tiles = t.tiles(), tasks = v.n * v.groups * tiles;
   const Parameter scale{gamma, k, v.channels}, shift{beta, k, v.channels};
-  return run_parallel(tasks, count_threads(threads, tasks, work_of(v)), 2 * t.floats(k), [&](Index task, float* memory) {
+  return run_parallel(tasks, count_threads(threads, tasks, work_of(v)), 2 * t.floats(k) + t.matrix(),
+                      [&](Index task, float* memory) {
     const Index n = task / tiles / v.groups, g = task / tiles % v.groups, entry = pooled ? g : n * v.groups + g;
+    float *result = memory + t.floats(k), *padded = result + t.floats(k);
     apply_tile(x, y, t, Tile(t, task % tiles), n, g, whitening + entry * k * k,
-               mean == nullptr ? nullptr : mean + entry * k, scale, shift, memory, memory + t.floats(k));
+               mean == nullptr ? nullptr : mean + entry * k, scale, shift, memory, result, padded);
   });
 }
 
@@ -368,14 +434,15 @@ WN_EXPORT int wn_map_gradients(char* grad_data, const View* grad_view, char* x_d
     unpad(k, grads.matrix, grads.stride, matrix + entry * k * k);
     for (Index i = 0; i < k; i++) offset[entry * k + i] = static_cast<float>(grads.offset[i]);
   };
-  int failed = run_parallel(tasks, count_threads(threads, tasks, 2 * work_of(v)), 2 * t.floats(k) + size,
+  int failed = run_parallel(tasks, count_threads(threads, tasks, 2 * work_of(v)), 3 * t.floats(k) + size,
                             [&](Index task, float* memory) {
-    float *grads = memory, *values = grads + t.floats(k), *sums = values + t.floats(k);
+    float *grads = memory, *values = grads + t.floats(k), *by_feature = values + t.floats(k),
+          *sums = by_feature + t.floats(k);
     if (scaled) {
       for (Index entry = first_of(task, parts, entries); entry < first_of(task + 1, parts, entries); entry++) {
         MapGradients result(k, sums);
         result.add_scaled(grad, x, t, entry / v.groups, entry % v.groups, mean + entry * k, whitening + entry * k * k,
-                          scale, partial + 2 * task * width, partial + (2 * task + 1) * width, grads, values);
+                          scale, partial + 2 * task * width, partial + (2 * task + 1) * width, grads, by_feature, values);
         write(result, entry);
       }
       return;
@@ -383,8 +450,8 @@ WN_EXPORT int wn_map_gradients(char* grad_data, const View* grad_view, char* x_d
     const Index entry = task / parts, part = task % parts, g = entry % v.groups;
     MapGradients result(k, partial + task * size);
     for (Index item = first_of(part, parts, items); item < first_of(part + 1, parts, items); item++) {
-      result.add(grad, x, t, item % tiles, item % tiles + 1, pooled ? item / tiles : entry / v.groups, g,
-                 mean + entry * k, grads, values);
+      result.add(grad, x, t, Tile(t, item % tiles), pooled ? item / tiles : entry / v.groups, g, mean + entry * k,
+                 grads, values);
     }
   });
   if (scaled) {
@@ -423,15 +490,15 @@ WN_EXPORT int wn_input_gradient(char* grad_data, const View* grad_view, char* x_
   const Traversal t(v, TWO_TILES);
   const Index k = v.features, tiles = t.tiles(), tasks = v.n * v.groups * tiles;
   const Parameter scale{gamma, k, v.channels};
-  return run_parallel(tasks, count_threads(threads, tasks, 2 * work_of(v)), 3 * t.floats(k),
-                      [&](Index task, float* memory) {
+  return run_parallel(tasks, count_threads(threads, tasks, 2 * work_of(v)),
+                      3 * t.floats(k) + 2 * t.matrix(), [&](Index task, float* memory) {
     const Index n = task / tiles / v.groups, g = task / tiles % v.groups, own = n * v.groups + g;
     const Index entry = whitening_pooled ? g : own, other = matrix_pooled ? g : own;
     const bool has_matrix = matrix != nullptr;
     input_gradient_tile(grad, x, out, t, Tile(t, task % tiles), n, g, whitening + entry * k * k, scale,
                         has_matrix ? matrix + other * k * k : nullptr, has_matrix ? offset + other * k : nullptr,
                         has_matrix ? mean + other * k : nullptr, memory, memory + t.floats(k),
-                        memory + 2 * t.floats(k));
+                        memory + 2 * t.floats(k), memory + 3 * t.floats(k));
   });
 }
 
@@ -478,18 +545,18 @@ WN_EXPORT int wn_whiten_samples(char* x_data, const View* view, char* y_data, co
   const Parameter scale{gamma, k, v.channels}, shift{beta, k, v.channels};
   const double work = 2 * work_of(v) + double(tasks) * k * k * k * 3 * steps;
   return run_parallel(tasks, count_threads(threads, tasks, work),
-                      2 * t.floats(k) + round_up(Moments::floats(k), 16) + NewtonSpace::floats(k) + 2 * padded,
+                      2 * t.floats(k) + round_up(Moments::floats(k), 16) + NewtonSpace::floats(k) + 3 * padded,
                       [&](Index task, float* memory) {
     Arena arena{memory};
     float *values = arena.take(t.floats(k)), *result = arena.take(t.floats(k));
     Moments moments(k, arena.take(Moments::floats(k)));
     NewtonSpace space(k, arena.take(NewtonSpace::floats(k)));
-    float *own_cov = arena.take(padded), *own_whitening = arena.take(padded);
+    float *own_cov = arena.take(padded), *own_whitening = arena.take(padded), *turned = arena.take(padded);
     const Index n = task / v.groups, g = task % v.groups;
     for (Index index = 0; index < t.tiles(); index++) {
       const Tile tile(t, index);
-      load_tile(x, t, tile, n, g, nullptr, values);
-      moments.add(values, t, tile.count);
+      load_tile_by_value(x, t, tile, n, g, nullptr, values);
+      moments.add(values, tile.count);
     }
     moments.finish(eps, mean + task * k, cov + task * k * k);
     pad(k, cov + task * k * k, stride, own_cov);
@@ -497,7 +564,7 @@ WN_EXPORT int wn_whiten_samples(char* x_data, const View* view, char* y_data, co
     unpad(k, own_whitening, stride, whitening + task * k * k);
     for (Index index = 0; index < t.tiles(); index++) {
       apply_tile(x, y, t, Tile(t, index), n, g, whitening + task * k * k, mean + task * k, scale, shift, values,
-                 result);
+                 result, turned);
     }
   });
 }
@@ -516,20 +583,20 @@ WN_EXPORT int wn_whiten_samples_backward(char* grad_data, const View* grad_view,
   float* partial = static_cast<float*>(calloc(2 * width * parts, sizeof(float)));
   if (partial == nullptr) return 1;
   int failed = run_parallel(parts, count_threads(threads, parts, work),
-                            3 * t.floats(k) + MapGradients::floats(k) + NewtonSpace::floats(k) + 5 * padded + 64 + k,
+                            3 * t.floats(k) + MapGradients::floats(k) + NewtonSpace::floats(k) + 7 * padded + 64 + k,
                             [&](Index part, float* memory) {
     Arena arena{memory};
     float *grads = arena.take(t.floats(k)), *values = arena.take(t.floats(k)), *result = arena.take(t.floats(k));
     float* sums = arena.take(MapGradients::floats(k));
     NewtonSpace space(k, arena.take(NewtonSpace::floats(k)));
     float *own_cov = arena.take(padded), *own_whitening = arena.take(padded), *grad_cov = arena.take(padded),
-          *matrix = arena.take(padded), *offset = arena.take(k);
+          *matrix = arena.take(padded), *turned = arena.take(2 * padded), *offset = arena.take(k);
     for (Index entry = first_of(part, parts, entries); entry < first_of(part + 1, parts, entries); entry++) {
       const Index n = entry / v.groups, g = entry % v.groups;
       const float *entry_mean = mean + entry * k, *entry_whitening = whitening + entry * k * k;
       MapGradients map(k, sums);
       map.add_scaled(grad, x, t, n, g, entry_mean, entry_whitening, scale, partial + 2 * part * width,
-                     partial + (2 * part + 1) * width, grads, values);
+                     partial + (2 * part + 1) * width, grads, result, values);
       pad(k, cov + entry * k * k, stride, own_cov);
       pad(k, entry_whitening, stride, own_whitening);
       differentiate_newton(space, map.matrix, own_cov, own_whitening, steps, grad_cov);
@@ -543,7 +610,7 @@ WN_EXPORT int wn_whiten_samples_backward(char* grad_data, const View* grad_view,
       }
       for (Index index = 0; index < t.tiles(); index++) {
         input_gradient_tile(grad, x, out, t, Tile(t, index), n, g, entry_whitening, scale, matrix, offset, entry_mean,
-                            grads, values, result);
+                            grads, values, result, turned);
       }
     }
   });

@@ -51,11 +51,20 @@ WN_INLINE float normalize(Index n, Index stride, const float* cov, float* start,
   return trace;
 }
 
-// out = a @ b for symmetric matrices that commute, so that the result is symmetric.
-WN_INLINE void multiply_commuting(Index n, Index stride, const float* a, const float* b, float* out) {
-  const Product terms[1] = {{{a, stride, 1}, b, stride, n}};
-  multiply_upper(n, terms, [&](Index i, Index j, Vec v) { store(out + i * stride + j, v); });
+// out = finish(i, j, sum of products) for a result that is symmetric. Only half of it is computed, unless the rows of the
+// whole matrix are single vectors, where half would take as many instructions.
+template <int TERMS, class Finish>
+WN_INLINE void multiply_symmetric(Index n, Index stride, const Product (&terms)[TERMS], float* out, Finish&& finish) {
+  auto write = [&](Index i, Index j, auto v) { store(out + i * stride + j, finish(i, j, v)); };
+  if (stride <= WIDE_LANES) return multiply(n, stride, terms, write);
+  multiply_upper(n, terms, write);
   mirror_upper(n, out, stride);
+}
+
+// out = factor · a @ b for symmetric matrices that commute, so that the result is symmetric.
+WN_INLINE void multiply_commuting(Index n, Index stride, const float* a, const float* b, float* out, float factor = 1) {
+  const Product terms[1] = {{{a, stride, 1}, b, stride, n}};
+  multiply_symmetric(n, stride, terms, out, [&](Index, Index, auto v) { return v * factor; });
 }
 
 // W of one covariance, both padded.
@@ -78,9 +87,7 @@ static void solve_newton_sized(NewtonSpace& space, const float* cov, int steps, 
     }
     multiply_commuting(n, stride, y, t, free_y);
     std::swap(y, free_y);
-    const Product terms[1] = {{{z, stride, 1}, y, stride, n}};
-    multiply_upper(n, terms, [&](Index i, Index j, Vec v) { store(t + i * stride + j, v * -0.5f); });
-    mirror_upper(n, t, stride);
+    multiply_commuting(n, stride, z, y, t, -0.5f);
     for (Index i = 0; i < n; i++) t[i * stride + i] += 1.5f;
   }
   if (steps > 1) {
@@ -119,7 +126,7 @@ static void differentiate_newton_sized(NewtonSpace& space, const float* grad, co
   for (int step = 1; step < steps; step++) {
     {
       const Product terms[1] = {{{s, stride, 1}, ds, stride, n}};
-      multiply(n, stride, terms, [&](Index i, Index j, Vec v) { store(r + i * stride + j, v); });
+      multiply(n, stride, terms, [&](Index i, Index j, auto v) { store(r + i * stride + j, v); });
     }
     for (Index i = 0; i < n; i += LANES) {
       for (Index j = i; j < stride; j += LANES) {  // m = R + Rᵀ/2, spare = -3/2 (R + Rᵀ)
@@ -135,17 +142,17 @@ static void differentiate_newton_sized(NewtonSpace& space, const float* grad, co
           store(m + (i + p) * stride + j, a[p] + b_turned[p] * 0.5f);
           store(spare + (i + p) * stride + j, (a[p] + b_turned[p]) * -1.5f);
         }
-        if (j > i) {
-          for (Index p = 0; p < rows_below; p++) store(m + (j + p) * stride + i, b[p] + a_turned[p] * 0.5f);
+        for (Index p = 0; j > i && p < rows_below; p++) {
+          store(m + (j + p) * stride + i, b[p] + a_turned[p] * 0.5f);
+          store(spare + (j + p) * stride + i, (b[p] + a_turned[p]) * -1.5f);
         }
       }
     }
     {
       const Product terms[2] = {{{s, stride, 1}, m, stride, n}, {{m, 1, stride}, s, stride, n}};
-      multiply_upper(n, terms, [&](Index i, Index j, Vec v) {
-        store(ds + i * stride + j, v + load(spare + i * stride + j));
+      multiply_symmetric(n, stride, terms, ds, [&](Index i, Index j, auto v) {
+        return v + load_as<decltype(v)>(spare + i * stride + j);
       });
-      mirror_upper(n, ds, stride);
     }
     multiply_commuting(n, stride, u, s, spare);
     multiply_commuting(n, stride, spare, s, u);
@@ -153,8 +160,7 @@ static void differentiate_newton_sized(NewtonSpace& space, const float* grad, co
     for (Index i = 0; i < n; i++) s[i * stride + i] += 1.5f;
     {
       const Product terms[2] = {{{dz, stride, 1}, s, stride, n}, {{z, stride, 1}, ds, stride, n}};
-      multiply_upper(n, terms, [&](Index i, Index j, Vec v) { store(next_dz + i * stride + j, v); });
-      mirror_upper(n, next_dz, stride);
+      multiply_symmetric(n, stride, terms, next_dz, [](Index, Index, auto v) { return v; });
       std::swap(dz, next_dz);
     }
     if (step < steps - 1) {

@@ -18,20 +18,8 @@ struct Product {
   Index stride, depth;
 };
 
-template <class Finish>
-WN_INLINE void finish_block(Vec v, Index i, Index j, Finish&& finish) {
-  finish(i, j, v);
-}
-#ifdef __AVX512F__
-template <class Finish>
-WN_INLINE void finish_block(Wide v, Index i, Index j, Finish&& finish) {
-  finish(i, j, low(v));
-  finish(i, j + LANES, high(v));
-}
-#endif
-
 // A block of ROWS × VECS vectors of results of a sum of products, held in registers. Six rows by two vectors leave room
-// for the operands in AVX2's 16 registers, eight by two in AVX-512's 32.
+// for the operands in AVX2's 16 registers, eight by two or sixteen by one in AVX-512's 32.
 template <class V, int ROWS, int VECS, int TERMS, class Finish>
 WN_INLINE void multiply_block(const Product (&terms)[TERMS], Index i, Index j, Finish&& finish) {
   constexpr Index lanes = sizeof(V) / sizeof(float);
@@ -43,16 +31,15 @@ WN_INLINE void multiply_block(const Product (&terms)[TERMS], Index i, Index j, F
     const float* right = term.right + j;
     for (Index p = 0; p < term.depth; p++, left += term.left.column, right += term.stride) {
       V values[VECS];
-      WN_UNROLL for (int v = 0; v < VECS; v++) load(right + lanes * v, values[v]);
+      WN_UNROLL for (int v = 0; v < VECS; v++) values[v] = load_as<V>(right + lanes * v);
       WN_UNROLL for (int r = 0; r < ROWS; r++) {
-        V factor;
-        fill(left[r * term.left.row], factor);
+        V factor = broadcast_as<V>(left[r * term.left.row]);
         WN_UNROLL for (int v = 0; v < VECS; v++) total[r][v] += factor * values[v];
       }
     }
   }
   WN_UNROLL for (int r = 0; r < ROWS; r++) {
-    WN_UNROLL for (int v = 0; v < VECS; v++) finish_block(total[r][v], i + r, j + lanes * v, finish);
+    WN_UNROLL for (int v = 0; v < VECS; v++) finish(i + r, j + lanes * v, total[r][v]);
   }
 }
 
@@ -61,7 +48,10 @@ template <class V, int VECS, int TERMS, class Finish>
 WN_INLINE void multiply_columns(Index rows, const Product (&terms)[TERMS], Index j, Finish&& finish) {
   for (Index i = 0; i < rows;) {
     Index left = rows - i;
-    if (WIDE_LANES > LANES && left >= 8) {
+    if (WIDE_LANES > LANES && VECS == 1 && left >= 16) {
+      multiply_block<V, 16, VECS>(terms, i, j, finish);
+      i += 16;
+    } else if (WIDE_LANES > LANES && left >= 8) {
       multiply_block<V, 8, VECS>(terms, i, j, finish);
       i += 8;
     } else if (WIDE_LANES == LANES && left >= 6 && left != 8) {
@@ -77,8 +67,8 @@ WN_INLINE void multiply_columns(Index rows, const Product (&terms)[TERMS], Index
   }
 }
 
-// Compute a sum of products of rows × columns and pass each vector of results to finish(row, column, values). The right
-// operands are readable up to a multiple of 8 columns.
+// Compute a sum of products of rows × columns and pass each vector of results, of either width, to finish(row, column,
+// values). The right operands are readable up to a multiple of 8 columns.
 template <int TERMS, class Finish>
 WN_INLINE void multiply(Index rows, Index columns, const Product (&terms)[TERMS], Finish&& finish) {
   Index j = 0;
@@ -105,11 +95,12 @@ WN_INLINE void multiply_upper(Index n, const Product (&terms)[TERMS], Finish&& f
       }
       j += LANES;
     }
+    if (WIDE_LANES > LANES && whole) {
+      for (; j + 2 * WIDE_LANES <= columns; j += 2 * WIDE_LANES) multiply_block<Wide, 8, 2>(terms, i, j, finish);
+      if (j < columns) multiply_block<Wide, 8, 1>(terms, i, j, finish);
+      continue;
+    }
     for (; j < columns; j += 2 * LANES) {
-      if (WIDE_LANES > LANES && whole) {
-        multiply_block<Wide, 8, 16 / WIDE_LANES>(terms, i, j, finish);
-        continue;
-      }
       multiply_block<Vec, 4, 2>(terms, i, j, finish);
       if (whole) multiply_block<Vec, 4, 2>(terms, i + 4, j, finish);
     }
@@ -125,62 +116,6 @@ WN_INLINE void mirror_upper(Index n, float* matrix, Index stride) {
       transpose(block);
       Index rows = minimum(LANES, n - j);
       for (Index r = 0; r < rows; r++) store(matrix + (j + r) * stride + i, block[r]);
-    }
-  }
-}
-
-// Three rows by four: sums over the values of rows of a and b, both contiguous, added to c. Twelve sums and four
-// operands fill AVX2's 16 registers.
-template <int ROWS>
-WN_INLINE void add_outer_rows(Index i, Index first, Index rows_b, Index values, const float* a, const float* b,
-                              Index stride, float* c, Index stride_c) {
-  const float* row = a + i * stride;
-  for (Index j = first; j < rows_b; j += 4) {
-    const float* column = b + j * stride;
-    Wide wide[ROWS][4];
-    WN_UNROLL for (int r = 0; r < ROWS; r++) WN_UNROLL for (int q = 0; q < 4; q++) wide[r][q] = Wide{};
-    Index p = 0;
-    for (; p + WIDE_LANES <= values; p += WIDE_LANES) {
-      Wide x[ROWS];
-      WN_UNROLL for (int r = 0; r < ROWS; r++) load(row + r * stride + p, x[r]);
-      WN_UNROLL for (int q = 0; q < 4; q++) {
-        Wide y;
-        load(column + q * stride + p, y);
-        WN_UNROLL for (int r = 0; r < ROWS; r++) wide[r][q] += x[r] * y;
-      }
-    }
-    Vec total[ROWS][4];
-    WN_UNROLL for (int r = 0; r < ROWS; r++) WN_UNROLL for (int q = 0; q < 4; q++) total[r][q] = fold(wide[r][q]);
-    if (p < values) {
-      WN_UNROLL for (int q = 0; q < 4; q++) {
-        Vec y = load(column + q * stride + p);
-        WN_UNROLL for (int r = 0; r < ROWS; r++) total[r][q] += load(row + r * stride + p) * y;
-      }
-    }
-    WN_UNROLL for (int r = 0; r < ROWS; r++) {
-      float* out = c + (i + r) * stride_c + j;
-      HalfVec sums = sum_each(total[r][0], total[r][1], total[r][2], total[r][3]);
-      WN_UNROLL for (int q = 0; q < 4; q++) out[q] += sums[q];
-    }
-  }
-}
-
-// c += a @ bᵀ over a multiple of 8 values; rows of b are a multiple of 4. A symmetric result is complete only on and
-// above the diagonal.
-template <bool SYMMETRIC>
-WN_INLINE void add_outer(Index rows, Index rows_b, Index values, const float* a, const float* b, Index stride, float* c,
-                         Index stride_c) {
-  for (Index i = 0; i < rows;) {
-    Index left = rows - i, first = SYMMETRIC ? i & ~Index(3) : 0;
-    if (left == 4 || left == 2) {
-      add_outer_rows<2>(i, first, rows_b, values, a, b, stride, c, stride_c);
-      i += 2;
-    } else if (left == 1) {
-      add_outer_rows<1>(i, first, rows_b, values, a, b, stride, c, stride_c);
-      i += 1;
-    } else {
-      add_outer_rows<3>(i, first, rows_b, values, a, b, stride, c, stride_c);
-      i += 3;
     }
   }
 }

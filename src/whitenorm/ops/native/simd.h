@@ -76,13 +76,6 @@ WN_INLINE void store(T* p, Vec v) {
   WN_UNROLL for (int i = 0; i < LANES; i++) from_float(v[i], p + i);
 }
 
-// Store the first n values.
-template <class T>
-WN_INLINE void store_part(T* p, Vec v, Index n) {
-  if (n >= LANES) return store(p, v);
-  for (Index i = 0; i < n; i++) from_float(v[i], p + i);
-}
-
 // Load the first n values; the others are 0.
 template <class T>
 WN_INLINE Vec load_part(const T* p, Index n) {
@@ -92,33 +85,68 @@ WN_INLINE Vec load_part(const T* p, Index n) {
   return v;
 }
 
-WN_INLINE void load(const float* p, Vec& v) { v = load(p); }
-WN_INLINE void fill(float f, Vec& v) { v = broadcast(f); }
+// Store the first n values.
+template <class T>
+WN_INLINE void store_part(T* p, Vec v, Index n) {
+  if (n >= LANES) return store(p, v);
+  for (Index i = 0; i < n; i++) from_float(v[i], p + i);
+}
+// The same in four steps at most, because rows of images and tokens often end within a vector.
+WN_INLINE void store_part(float* p, Vec v, Index n) {
+  if (n >= LANES) return store(p, v);
+  HalfVec rest = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+  if (n & 4) {
+    memcpy(p, &rest, 16);
+    rest = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    p += 4;
+  }
+  if (n & 2) {
+    memcpy(p, &rest, 8);
+    rest = __builtin_shufflevector(rest, rest, 2, 3, 2, 3);
+    p += 2;
+  }
+  if (n & 1) *p = rest[0];
+}
+
+// Vectors of either width, for code that is the same for both.
+template <class V>
+WN_INLINE V load_as(const float* p) {
+  V v;
+  memcpy(&v, p, sizeof(V));
+  return v;
+}
+template <class V>
+WN_INLINE V broadcast_as(float f) {
+  return f - V{};
+}
 #ifdef __AVX512F__
-WN_INLINE void load(const float* p, Wide& v) { v = *reinterpret_cast<const UnalignedWide*>(p); }
-WN_INLINE void fill(float f, Wide& v) { v = f - Wide{}; }
 WN_INLINE Vec low(Wide v) { return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7); }
 WN_INLINE Vec high(Wide v) { return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
-WN_INLINE Vec fold(Wide v) { return low(v) + high(v); }
+WN_INLINE void store(float* p, Wide v) { *reinterpret_cast<UnalignedWide*>(p) = v; }
+WN_INLINE void store_part(float* p, Wide v, Index n) {
+  if (n >= WIDE_LANES) return store(p, v);
+  if (n > LANES) {
+    store(p, low(v));
+    return store_part(p + LANES, high(v), n - LANES);
+  }
+  store_part(p, low(v), n);
+}
 #endif
-WN_INLINE Vec fold(Vec v) { return v; }
+
+// The first n values of either width; the others are 0.
+template <class V>
+WN_INLINE V load_part_as(const float* p, Index n) {
+  constexpr Index lanes = sizeof(V) / sizeof(float);
+  if (n >= lanes) return load_as<V>(p);
+  V v{};
+  memcpy(&v, p, sizeof(float) * maximum(n, 0));
+  return v;
+}
 
 WN_INLINE float sum(Vec v) {
   v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
   v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
   return v[0] + v[1];
-}
-
-// Sums of neighbouring pairs, as in the instruction hadd: a0+a1, a2+a3, b0+b1, b2+b3, a4+a5, ...
-WN_INLINE Vec add_pairs(Vec a, Vec b) {
-  return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
-         __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
-}
-
-// The sums of four vectors.
-WN_INLINE HalfVec sum_each(Vec a, Vec b, Vec c, Vec d) {
-  Vec s = add_pairs(add_pairs(a, b), add_pairs(c, d));
-  return __builtin_shufflevector(s, s, 0, 1, 2, 3) + __builtin_shufflevector(s, s, 4, 5, 6, 7);
 }
 
 // Transpose 8×8 values.
