@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from whitenorm.diagnostics.destinations import open_destination, scalars
+from whitenorm.diagnostics.destinations import collect_scalars, open_destination
 from whitenorm.diagnostics.monitoring import Monitor
 from whitenorm.diagnostics.reports import Inspection
 from whitenorm.layers import PopulationWhitening
@@ -73,7 +73,7 @@ class NormMonitor(pl.Callback):
 
         def log(step: int, rows: Inspection) -> None:
             for logger in trainer.loggers:
-                logger.log_metrics(scalars(rows), step=step)
+                logger.log_metrics(collect_scalars(rows), step=step)
 
         write = log if self.to is None else self._open.enter_context(open_destination(self.to))
         self.monitor = Monitor(pl_module, write, self.every)

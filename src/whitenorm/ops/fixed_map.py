@@ -1,4 +1,4 @@
-"""The affine map of given statistics: a batch method in eval mode."""
+"""Whitening with fixed statistics, an affine map: a batch method in eval mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def apply_fixed_map(
 ) -> Tensor:
     """Compute γ·W(x - μ) + β of ``(N, C, ...)`` differentiably.
 
-    μ, γ and β are ``(C,)``, W is ``(G, K, K)``. Saved for backward are these tensors as they are.
+    μ, γ and β are ``(C,)``, W is ``(G, K, K)``. Only these tensors are saved for backward.
     """
     kernels = choose_kernels(x, None, group_size)
     layout = channel_groups(x, group_size, True, kernels.handles_strides)

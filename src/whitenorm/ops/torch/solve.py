@@ -1,4 +1,4 @@
-"""The second step and its backward: from moments to the whitening matrix, and from its gradient to the moments'."""
+"""The steps on K×K matrices: from moments to the whitening matrix, and from its gradient to those of the moments."""
 
 from __future__ import annotations
 
