@@ -13,6 +13,7 @@ from torch import nn
 
 from whitenorm.diagnostics.destinations import collect_scalars, open_destination
 from whitenorm.diagnostics.monitoring import Monitor
+from whitenorm.diagnostics.optimization import eval_mode
 from whitenorm.diagnostics.reports import Inspection
 from whitenorm.layers import PopulationWhitening
 from whitenorm.models import recalibrate_
@@ -184,7 +185,7 @@ class Recalibrate(pl.Callback):
             # Validation may run in inference mode, whose tensors cannot be trained with later.
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(_in_eval_mode(pl_module))
+            stack.enter_context(eval_mode(pl_module))
             stack.enter_context(_share_statistics(layers))
             stack.enter_context(trainer.precision_plugin.forward_context())
             recalibrate_(trainer.model or pl_module, self._iterate_inputs(trainer), progress=False)
@@ -201,17 +202,6 @@ class Recalibrate(pl.Callback):
 def _find_population_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that keep population statistics, by name."""
     return {name: module for name, module in model.named_modules() if keeps_population(module)}
-
-
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager

@@ -59,17 +59,7 @@ def _apply(
 class _FixedMap(torch.autograd.Function):
     generate_vmap_rule = True
 
-    @staticmethod
-    def forward(
-        x: Tensor,
-        whitening: Tensor,
-        mean: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        layout: Layout,
-        kernels: Kernels,
-    ) -> Tensor:
-        return _apply(x, whitening, mean, weight, bias, layout, kernels)
+    forward = staticmethod(_apply)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
