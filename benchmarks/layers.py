@@ -1,6 +1,6 @@
 """Time every layer in training and inference against its alternatives.
 
-These are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' times formulation, a
+These are native BatchNorm and GroupNorm, a 3×3 convolution of the same width, the papers' formulation, a
 composition of PyTorch's operations, and the floor: five matrix products of 2·N·C·L·K FLOPs at the machine's best rate,
 the solve at the rate at which as many matrices of its size are multiplied or decomposed, and native BatchNorm's time.
 """

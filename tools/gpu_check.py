@@ -189,7 +189,7 @@ def type_name(value: Any) -> Any:
 
 
 def build_source(launch: Launch, precision: str) -> ASTSource:
-    """Return the source to compile, specialised as when launching: to aligned pointers, and to the values of tuples."""
+    """Return the source to compile, specialized as when launching: to aligned pointers, and to the values of tuples."""
     types, values = signature(launch), constants(launch)
     if "PRECISION" in values:
         values["PRECISION"] = precision

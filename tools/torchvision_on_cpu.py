@@ -30,24 +30,24 @@ def main() -> None:
     if compiler is None:
         sys.exit("expected a C compiler to make torchvision importable on CPU torch (got none); install gcc")
     extensions = [path for path in Path(spec.origin).parent.glob("*.so") if path.stem in ("_C", "image")]
-    symbols = sorted({symbol for path in extensions for symbol in missing(path)})
+    symbols = sorted({symbol for path in extensions for symbol in list_missing_symbols(path)})
     folder = SITE / "torchvision_on_cpu"
     folder.mkdir(exist_ok=True)
     source = folder / "stubs.c"
-    source.write_text("\n".join(stub(i, symbol) for i, symbol in enumerate(symbols)) + "\n")
+    source.write_text("\n".join(format_stub(i, symbol) for i, symbol in enumerate(symbols)) + "\n")
     empty = folder / "empty.c"
     empty.write_text("int torchvision_on_cpu;\n")
     for soname, code in zip(SONAMES, (source, empty), strict=True):
         command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(folder / soname), str(code)]
         subprocess.run(command, check=True)
-    # A library that is loaded already serves whoever names it later.
+    # The dynamic linker finds a library that is already loaded under this name.
     load = "; ".join(f"ctypes.CDLL({str(folder / soname)!r}, ctypes.RTLD_GLOBAL)" for soname in SONAMES)
     (SITE / "torchvision_on_cpu.pth").write_text(f"import ctypes; {load}\n")
     subprocess.run([sys.executable, "-c", "import torchvision; torchvision.ops.nms"], check=True)
 
 
-def missing(extension: Path) -> list[str]:
-    """The symbols of CUDA's libraries that an extension wants."""
+def list_missing_symbols(extension: Path) -> list[str]:
+    """Return the symbols of CUDA's libraries that an extension needs."""
     lines = subprocess.run(
         ["nm", "-D", "--undefined-only", str(extension)], check=True, capture_output=True, text=True
     ).stdout.splitlines()
@@ -55,10 +55,11 @@ def missing(extension: Path) -> list[str]:
     return [name for name in names if "3c104cuda" in name or "2at4cuda" in name]
 
 
-def stub(number: int, symbol: str) -> str:
+def format_stub(index: int, symbol: str) -> str:
+    """Return C code that defines a symbol, as a function that must not be called or as a variable."""
     if symbol == VARIABLE:
-        return f'char stub_{number}[64] __asm__("{symbol}");'
-    return f'void stub_{number}(void) __asm__("{symbol}"); void stub_{number}(void) {{ __builtin_trap(); }}'
+        return f'char stub_{index}[64] __asm__("{symbol}");'
+    return f'void stub_{index}(void) __asm__("{symbol}"); void stub_{index}(void) {{ __builtin_trap(); }}'
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """Return the floor of eigenvalues and traces, whose power -3/2, met in every gradient, is still finite."""
+    """Return the floor of eigenvalues and traces: its power -3/2, which every gradient contains, is still finite."""
     return float(torch.finfo(dtype).tiny ** 0.5)
 
 

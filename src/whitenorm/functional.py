@@ -34,7 +34,7 @@ from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inve
 __all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
 
 POPULATIONS = ("whitening", "covariance")
-# Solvers whose matrix of a diagonal covariance has the inverse root of each variance.
+# Solvers that turn a diagonal covariance into the inverse roots of its variances.
 _ROOT_OF_DIAGONAL = (ZCA, Cholesky)
 
 
@@ -88,14 +88,14 @@ def batch_whitening(
         >>> torch.allclose(y.T @ y / 64, torch.eye(8), atol=1e-2)
         True
     """
-    groups = _check(input, eps, group_size, weight, bias)
+    group_size = _check(input, eps, group_size, weight, bias)
     check_population(population)
-    check_running("running_matrix", running_mean, running_matrix, input.shape[1], groups)
+    check_running("running_matrix", running_mean, running_matrix, input.shape[1], group_size)
     if mask is not None:
         check_mask(input, mask)
     if training:
         check_batch(input, process_group)
-        plan = _plan(input, groups, ("bw",), solver, eps, group=process_group, masked=mask is not None)
+        plan = _plan(input, group_size, ("bw",), solver, eps, group=process_group, masked=mask is not None)
         running = Running(running_mean, running_matrix, population, momentum, num_batches_tracked)
         return whiten_groups(input, plan, weight, bias, mask=mask, running=running)
     if running_mean is None or running_matrix is None:
@@ -105,8 +105,8 @@ def batch_whitening(
     if population == "covariance":
         running_matrix = population_whitening(running_matrix, eps, solver)
     if mask is None:
-        return apply_fixed_map(input, running_mean, running_matrix, weight, bias, groups)
-    output = apply_fixed_map(zero_masked(input, mask), running_mean, running_matrix, weight, bias, groups)
+        return apply_fixed_map(input, running_mean, running_matrix, weight, bias, group_size)
+    output = apply_fixed_map(zero_masked(input, mask), running_mean, running_matrix, weight, bias, group_size)
     return zero_masked(output, mask)
 
 
@@ -136,9 +136,9 @@ def instance_whitening(
         >>> torch.allclose(y @ y.mT / 1024, torch.eye(4).expand(2, 4, 4), atol=1e-2)
         True
     """
-    groups = _check(input, eps, group_size, weight, bias)
+    group_size = _check(input, eps, group_size, weight, bias)
     check_positions(input, "channel", math.prod(input.shape[2:]))
-    return _whiten_samples(input, _plan(input, groups, ("iw",), solver, eps), weight, bias)
+    return _whiten_samples(input, _plan(input, group_size, ("iw",), solver, eps), weight, bias)
 
 
 def group_whitening(
@@ -242,11 +242,11 @@ def switchable_whitening(
         >>> switchable_whitening(torch.randn(4, 32, 8, 8), equal, equal, training=True).shape
         torch.Size([4, 32, 8, 8])
     """
-    groups = _check(input, eps, group_size, weight, bias)
+    group_size = _check(input, eps, group_size, weight, bias)
     check_statistics(statistics)
     _check_mixing("mean_logits", mean_logits, statistics)
     _check_mixing("cov_logits", cov_logits, statistics)
-    check_running("running_cov", running_mean, running_cov, input.shape[1], groups)
+    check_running("running_cov", running_mean, running_cov, input.shape[1], group_size)
     statistics = tuple(statistics)
     if math.prod(input.shape[2:]) == 1:
         existing = [i for i, name in enumerate(statistics) if name not in OVER_POSITIONS]
@@ -259,7 +259,7 @@ def switchable_whitening(
     learns = uses_batch and training
     if learns:
         check_batch(input, process_group)
-    plan = _plan(input, groups, statistics, solver, eps, group=process_group if learns else None)
+    plan = _plan(input, group_size, statistics, solver, eps, group=process_group if learns else None)
     population = running = None
     if learns:
         running = Running(running_mean, running_cov, "covariance", momentum, num_batches_tracked)
@@ -370,6 +370,7 @@ def _whiten_samples(input: Tensor, plan: Plan, weight: Tensor | None, bias: Tens
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:
+    """Check the arguments that all methods have, and return the group size to use."""
     check_floating("input", input)
     check_eps(eps)
     check_rank(input)

@@ -98,7 +98,7 @@ sys.exit(main(["gpu"]))
 
 def replace_child_code(monkeypatch, code):
     """Let the child processes run this code."""
-    monkeypatch.setattr(check, "command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(check, "build_command", lambda *_: [sys.executable, "-c", code])
 
 
 AGREES = f"import json; print('a line of others'); print(json.dumps([{list(Row('IterNorm', 'output', 1e-6, 2e-4))}]))"
@@ -143,7 +143,7 @@ def test_a_check_that_passes(gpu_record, monkeypatch, capsys):
 
 
 def test_the_command_of_the_child_processes():
-    args = check.command(CUDA, "float16", "channels-last")
+    args = check.build_command(CUDA, "float16", "channels-last")
     assert args[1:] == [
         "-m",
         "whitenorm.cli.gpu.agreement",

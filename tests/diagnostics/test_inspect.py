@@ -11,7 +11,7 @@ from torch import nn
 import whitenorm
 from tests.helpers.models import ResNet
 from whitenorm.diagnostics import Inspection, condition_number, correlation, inspect, saved_bytes
-from whitenorm.diagnostics.destinations import scalars
+from whitenorm.diagnostics.destinations import collect_scalars
 from whitenorm.diagnostics.page import table
 from whitenorm.diagnostics.reports import COLUMNS
 
@@ -84,7 +84,7 @@ def test_all_formats_have_the_same_columns():
     assert list(report.to_dicts()[0]) == list(json.loads(report.to_json())[0]) == [*keys, "advice"]
     assert ["name", "kind", *(key for column in table.COLUMNS for key in column.keys)] == keys
     assert str(report).splitlines()[0].split() == " ".join(COLUMNS.values()).split()
-    assert {f"norm/0/{key}" for key in keys[4:]} - set(scalars(report)) == {"norm/0/drift"}
+    assert {f"norm/0/{key}" for key in keys[4:]} - set(collect_scalars(report)) == {"norm/0/drift"}
 
 
 def test_condition_numbers_ignore_dead_directions():

@@ -56,7 +56,7 @@ for path in sys.argv[1:]:
 def test_verdicts_are_current(path):
     """If this fails, run ``make pages``."""
     snippets = pytest.importorskip("whitenorm_lab.claims.verdict_snippets")
-    outcomes = pytest.importorskip("whitenorm_lab.claims.outcomes").gather(ROOT / "lab" / "results", "default")
+    outcomes = pytest.importorskip("whitenorm_lab.claims.outcomes").load_outcomes(ROOT / "lab" / "results", "default")
     assert snippets.fill_verdicts(path, outcomes) == path.read_text(encoding="utf-8")
 
 

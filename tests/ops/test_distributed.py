@@ -54,7 +54,7 @@ def test_a_model_without_whitening_is_an_error():
 @pytest.mark.usefixtures("single_process")
 def test_a_model_of_sample_statistics_has_nothing_to_synchronise():
     model = nn.Sequential(whitenorm.GroupWhitening(2, 4), whitenorm.LayerWhitening(4))
-    with pytest.warns(UserWarning, match="nothing is synchronised"):
+    with pytest.warns(UserWarning, match="nothing is synchronized"):
         assert whitenorm.synchronize_(model) is model
 
 

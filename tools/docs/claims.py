@@ -21,15 +21,15 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import whitenorm_lab
-from whitenorm_lab.claims.outcomes import PAPERS, Outcome, gather
-from whitenorm_lab.claims.pages import page_file, paper_page
+from whitenorm_lab.claims.outcomes import PAPERS, Outcome, load_outcomes
+from whitenorm_lab.claims.pages import format_paper_page, get_page_name
 from whitenorm_lab.claims.report import draw_figure, select_paper
 from whitenorm_lab.papers import EXPERIMENTS
 
 SCALE = "default"
 # Classes of docs/assets/site.css.
 _CLASSES = {"claims.md": "dense", "benchmarks.md": "dense", "gpu.md": "dense"}
-_CLASSES |= {f"claims/{page_file(paper)}": "paper" for paper in PAPERS}
+_CLASSES |= {f"claims/{get_page_name(paper)}": "paper" for paper in PAPERS}
 _LINK = re.compile(r"(?<=\]\()(?:\.\./)+((?:lab|benchmarks)/results/[^)\s]+)(?=\))")
 _NAME = re.compile(rf"(?<!\[)`({'|'.join(sorted(EXPERIMENTS, key=len, reverse=True))})`")
 
@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     for source in sorted((root / "benchmarks/results").glob("*.*")):
         if source.suffix != ".md":
             add_copy(f"benchmarks/results/{source.name}", source)
-    outcomes = gather(root / "lab/results", SCALE)
+    outcomes = load_outcomes(root / "lab/results", SCALE)
     for outcome in outcomes:
         if outcome.store.results.exists():
             add_copy(outcome.store.results.relative_to(root).as_posix(), outcome.store.results)
@@ -52,8 +52,10 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
             figure = draw_figure_once(outcome, root / "build/figures")
             add_copy(outcome.store.picture.relative_to(root).as_posix(), figure)
     for paper in PAPERS:
-        text = paper_page(paper, select_paper(outcomes, paper), SCALE, files="../lab/results", index="../claims.md")
-        files.append(File.generated(config, f"claims/{page_file(paper)}", content=text))
+        text = format_paper_page(
+            paper, select_paper(outcomes, paper), SCALE, files="../lab/results", index="../claims.md"
+        )
+        files.append(File.generated(config, f"claims/{get_page_name(paper)}", content=text))
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -62,9 +64,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if _CLASSES.get(source) == "paper":
         return markdown
     folder = posixpath.dirname(source) or "."
-    text = _LINK.sub(lambda match: posixpath.relpath(_page_of(match[1]), folder), markdown)
+    text = _LINK.sub(lambda match: posixpath.relpath(_find_page(match[1]), folder), markdown)
     return _NAME.sub(
-        lambda match: f"[{match[0]}]({posixpath.relpath(_page_of(f'lab/results/{match[1]}'), folder)})", text
+        lambda match: f"[{match[0]}]({posixpath.relpath(_find_page(f'lab/results/{match[1]}'), folder)})", text
     )
 
 
@@ -96,7 +98,7 @@ def _hash_code() -> bytes:
     return digest.digest()
 
 
-def _page_of(path: str) -> str:
+def _find_page(path: str) -> str:
     """Map the folder of an experiment to its section of a paper's page; other paths stay."""
     name = path.strip("/").removeprefix("lab/results/")
-    return f"claims/{page_file(EXPERIMENTS[name].paper)}#{name}" if name in EXPERIMENTS else path
+    return f"claims/{get_page_name(EXPERIMENTS[name].paper)}#{name}" if name in EXPERIMENTS else path

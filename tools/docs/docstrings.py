@@ -19,7 +19,7 @@ _SHAPE = re.compile(r"^Shape:\n((?: +.*\n|\n)+)", re.MULTILINE)
 _EXAMPLE = re.compile(r"^( *)Examples?::\n+", re.MULTILINE)
 # One entry for several arguments, possibly continued on lines with a larger indent: "weight, bias: affine parameters".
 _JOINT_ARGUMENTS = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+):( .*(?:\n\1 +\S.*)*)", re.MULTILINE)
-# A default of an int subclass, such as PreferredSize(64), is shown as the number.
+# A default of an int subclass, such as Wish(64), is shown as the number.
 _INT_SUBCLASS = re.compile(r"^[A-Z]\w*\((\d+)\)$")
 
 

@@ -35,7 +35,7 @@ def load_pixels() -> tuple[Split, Split]:
 
 
 def load() -> tuple[Split, Split]:
-    """Return training and test images, standardised by one mean and deviation over all pixels.
+    """Return training and test images, standardized by one mean and deviation over all pixels.
 
     Example::
 

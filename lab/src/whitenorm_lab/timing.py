@@ -61,9 +61,12 @@ def keep_freed_memory() -> None:
 
 
 def summarise(values: list[float]) -> Timing:
-    """
-    >>> summarise([0.001, 0.002, 0.003])
-    Timing(ms=2.0, iqr=2.0)
+    """Return the median and the interquartile range of times in seconds.
+
+    Example::
+
+        >>> summarise([0.001, 0.002, 0.003])
+        Timing(ms=2.0, iqr=2.0)
     """
     low, middle, high = statistics.quantiles(values, n=4)
     return Timing(1e3 * middle, 1e3 * (high - low))

@@ -7,7 +7,7 @@ import pytest
 
 from lab.tests.helpers.stored import SHORT, format_claims_page, store_results, store_several
 from whitenorm_lab.claims import command, markdown_page, verdict_snippets
-from whitenorm_lab.claims.outcomes import gather, summary
+from whitenorm_lab.claims.outcomes import load_outcomes, summarize
 from whitenorm_lab.claims.rules import DESCRIPTION
 from whitenorm_lab.cli import main
 from whitenorm_lab.markdown_sections import write_section
@@ -46,7 +46,7 @@ def test_readme_and_page(tmp_path, monkeypatch):
     assert len(lines) == 3
     assert " 2 held, 2 not held, 1 not decided, " in lines[0]
     assert lines[2] == "- Where a claim did not hold: `dbn-axis-swap`, `gw-constraints`."
-    assert f"**{summary(gather(tmp_path / 'results', 'default'), NOT_BUILT)}**" in once[1]
+    assert f"**{summarize(load_outcomes(tmp_path / 'results', 'default'), NOT_BUILT)}**" in once[1]
     what = "[`dbn-axis-swap`](../results/dbn-axis-swap): PCA against ZCA whitening of perceptrons"
     assert f"| DBN fig. 2 | {what} | 2 | 1 | 1 | 0 | 1.5 min |" in once[1]
     # Without results there is nothing to link to.
@@ -61,7 +61,7 @@ def test_readme_and_page(tmp_path, monkeypatch):
 
 def test_without_failures(tmp_path, monkeypatch):
     store_results(tmp_path, "gw-constraints", ["held"], monkeypatch)
-    gathered = gather(tmp_path, "default")
+    gathered = load_outcomes(tmp_path, "default")
     assert "## What did not hold\n\nNo claim was found not to hold.\n" in format_claims_page(gathered)
     assert markdown_page.format_tally(gathered).endswith("- No claim was found not to hold.")
 
@@ -92,7 +92,7 @@ def test_found_beside_advice(several, tmp_path):
 
 def test_what_the_texts_say_was_found_is_what_was():
     """Where it fails: make pages."""
-    outcomes = gather(ROOT / "lab" / "results", "default")
+    outcomes = load_outcomes(ROOT / "lab" / "results", "default")
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         assert verdict_snippets.fill_verdicts(path, outcomes) == text, path

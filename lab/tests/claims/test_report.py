@@ -11,7 +11,7 @@ import pytest
 
 from lab.tests.helpers.stored import HOSTILE, MACHINE, SHORT, format_claims_page, store_results, store_several
 from whitenorm_lab.claims import command, markdown_page, outcomes, pages, report
-from whitenorm_lab.claims.outcomes import PAPERS, commit, gather, hardware, summary
+from whitenorm_lab.claims.outcomes import PAPERS, describe_hardware, format_commit, load_outcomes, summarize
 from whitenorm_lab.claims.report import write_report
 from whitenorm_lab.claims.results import Store
 from whitenorm_lab.claims.rules import DESCRIPTION
@@ -66,13 +66,13 @@ def test_index_counts_and_lists_all(report_folder):
 
 def test_experiments_without_results_are_listed(results, tmp_path):
     shutil.copytree(results / "gw-constraints", tmp_path / "results/gw-constraints")
-    gathered = gather(tmp_path / "results", "default")
+    gathered = load_outcomes(tmp_path / "results", "default")
     write_report(gathered, "default", tmp_path / "report")
-    assert summary(gathered, []).endswith(f" {len(EXPERIMENTS) - 1} experiments not run.")
+    assert summarize(gathered, []).endswith(f" {len(EXPERIMENTS) - 1} experiments not run.")
     claims_of_it = EXPERIMENTS["dbn-axis-swap"].claims
     index = read(tmp_path / "report/README.md")
     assert f"PCA against ZCA whitening of perceptrons | 0 | 0 | 0 | {len(claims_of_it)} | not run |" in index
-    assert summary(gathered, NOT_BUILT) in index
+    assert summarize(gathered, NOT_BUILT) in index
     text = read(tmp_path / "report/dbn.md")
     assert "**Not run** at default scale." in text
     assert "![" not in text
@@ -139,22 +139,22 @@ def test_raw_values_and_figures_are_beside(report_folder, results):
 
 def test_nothing_half_written(results, tmp_path, monkeypatch):
     out = tmp_path / "report"
-    write_report(gather(results, "default"), "default", out)
+    write_report(load_outcomes(results, "default"), "default", out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
     def full(*arguments):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(report, "index_page", full)
+    monkeypatch.setattr(report, "format_index_page", full)
     with pytest.raises(OSError, match="no space left"):
-        write_report(gather(results, "default")[:1], "default", out)
+        write_report(load_outcomes(results, "default")[:1], "default", out)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_other_files_in_the_folder_stay(results, tmp_path):
     (tmp_path / "CNAME").write_text("mine")
     for _ in range(2):
-        write_report(gather(results, "default"), "default", tmp_path)
+        write_report(load_outcomes(results, "default"), "default", tmp_path)
     assert (tmp_path / "CNAME").read_text() == "mine"
     assert not list(tmp_path.glob(".new-*"))
 
@@ -190,7 +190,7 @@ def test_index_of_stored_results(results, tmp_path, capsys):
 def test_committed_index_of_results_is_current():
     """If this fails, run ``make pages``."""
     folder = ROOT / "lab/results"
-    assert (folder / "README.md").read_text() == pages.results_index(gather(folder, "default"), folder)
+    assert (folder / "README.md").read_text() == pages.format_results_index(load_outcomes(folder, "default"), folder)
 
 
 def test_only_figures_that_pages_show_are_committed():
@@ -204,14 +204,14 @@ def test_only_figures_that_pages_show_are_committed():
 
 
 def test_commit_in_words():
-    assert commit({"machine": {"commit": "b" * 40 + "+changes"}}) == "bbbbbbbbbb with changes"
-    assert commit({"machine": {"commit": None}}) == "none: an installed package"
+    assert format_commit({"machine": {"commit": "b" * 40 + "+changes"}}) == "bbbbbbbbbb with changes"
+    assert format_commit({"machine": {"commit": None}}) == "none: an installed package"
 
 
 def test_hardware_names_each_thing_once():
     contents = [{"machine": {**MACHINE, "threads": threads}} for threads in (1, 2, 1)]
-    assert hardware(contents) == "P<x>, 1/2 threads, torch 2, Python 3, whitenorm 0.1"
-    assert hardware(contents[:1]) == "P<x>, 1 thread, torch 2, Python 3, whitenorm 0.1"
+    assert describe_hardware(contents) == "P<x>, 1/2 threads, torch 2, Python 3, whitenorm 0.1"
+    assert describe_hardware(contents[:1]) == "P<x>, 1 thread, torch 2, Python 3, whitenorm 0.1"
 
 
 def test_the_reason_of_a_claim_that_does_not_hold(tmp_path, monkeypatch):
@@ -224,7 +224,7 @@ def test_the_reason_of_a_claim_that_does_not_hold(tmp_path, monkeypatch):
         content = store.read()
         runs = content.pop("runs")
         store.write({**content, "claims": [{**content["claims"][0], "claim": known.text}]}, runs)
-        gathered = gather(tmp_path, "default")
+        gathered = load_outcomes(tmp_path, "default")
         write_report(gathered, "default", tmp_path / "report")
         texts = [read(tmp_path / "report" / name) for name in ("README.md", "gw.md")]
         table = unescape(format_claims_page(gathered)).replace("\\", "")
@@ -276,14 +276,16 @@ def test_runs_of_an_earlier_set_up_are_not_counted(several, tmp_path, change):
     else:
         runs = [dataclasses.replace(run, seed=run.seed + 1) for run in runs]
     store.write(content, runs)
-    gathered = gather(tmp_path / "results", "default")
+    gathered = load_outcomes(tmp_path / "results", "default")
     write_report(gathered, "default", tmp_path / "report")
     text = read_section(tmp_path / "report/gw.md", "gw-constraints")
     words = "**Not run** at default scale with this set-up; of an earlier one, which was changed, [there are results]"
     assert f"{words}(results/gw-constraints/default.json)." in text
     assert "not held" not in text
-    assert "1 of them since their set-up was changed." in summary(gathered, [])
-    assert "| – | – | – | – | 2026-01-02 (earlier set-up) |" in pages.results_index(gathered, tmp_path / "results")
+    assert "1 of them since their set-up was changed." in summarize(gathered, [])
+    assert "| – | – | – | – | 2026-01-02 (earlier set-up) |" in pages.format_results_index(
+        gathered, tmp_path / "results"
+    )
     assert main(["reproduce", "gw-constraints", "--judge", "--out", str(tmp_path / "results")]) == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from whitenorm_lab.claims import markdown_page, rules
-from whitenorm_lab.claims.outcomes import gather
+from whitenorm_lab.claims.outcomes import load_outcomes
 from whitenorm_lab.claims.results import Run, Store
 from whitenorm_lab.papers import EXPERIMENTS
 
@@ -76,7 +76,7 @@ def store_several(folder, monkeypatch):
     made = {"parameters": entry.scales["default"], "claims": judged, "rule": rules.NAME}
     store_results(folder, known.id, [], monkeypatch, text="", **made)
     store_results(folder, "dbn-axis-swap", ["held"], monkeypatch, text="")
-    return gather(folder, "default")
+    return load_outcomes(folder, "default")
 
 
 def format_claims_page(gathered):

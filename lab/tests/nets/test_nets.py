@@ -100,7 +100,7 @@ def test_translated_relu():
         assert all(p.grad is not None for p in thresholds)
 
 
-def test_lecun_initialisation():
+def test_lecun_initialization():
     net = nets.build("vgg-a", 10, init="lecun")
     for module in net.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):

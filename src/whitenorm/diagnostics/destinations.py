@@ -41,7 +41,7 @@ def open_destination(to: Any) -> Iterator[Write]:
         raise ValueError(f"{_EXPECTED} (got {type(to).__name__})")
 
 
-def scalars(rows: Inspection) -> dict[str, float]:
+def collect_scalars(rows: Inspection) -> dict[str, float]:
     """Return all measures by the tag ``norm/<layer>/<measure>``."""
     return {
         f"norm/{row.name or row.kind}/{key}": getattr(row, key)
@@ -52,7 +52,7 @@ def scalars(rows: Inspection) -> dict[str, float]:
 
 
 def _add_scalars(writer: Any, step: int, rows: Inspection) -> None:
-    for tag, value in scalars(rows).items():
+    for tag, value in collect_scalars(rows).items():
         writer.add_scalar(tag, value, step)
 
 

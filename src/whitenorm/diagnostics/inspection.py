@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from whitenorm.diagnostics.measuring import UNMEASURED, measure_layer
-from whitenorm.diagnostics.recording import Recorder, find_norms
+from whitenorm.diagnostics.recording import Recorder, map_norms_to_names
 from whitenorm.diagnostics.reports import Inspection
 from whitenorm.diagnostics.wrappers import unwrap_name, without_compiler
 from whitenorm.layers.base import unchanged_buffers
@@ -40,7 +40,7 @@ def inspect(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None =
         ('1', 'IterNorm', True)
     """
     _check_inspectable(model)
-    recorder = Recorder({layer: unwrap_name(name) for layer, name in find_norms(model).items()})
+    recorder = Recorder({layer: unwrap_name(name) for layer, name in map_norms_to_names(model).items()})
     with ExitStack() as stack:
         stack.enter_context(_preserve_random_state(model))
         stack.enter_context(unchanged_buffers(model))

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from whitenorm.diagnostics.destinations import Write, open_destination
 from whitenorm.diagnostics.measuring import FEW_VALUES, measure_layer
-from whitenorm.diagnostics.recording import Recorder, find_norms
+from whitenorm.diagnostics.recording import Recorder, map_norms_to_names
 from whitenorm.diagnostics.reports import Inspection, LayerReport
 from whitenorm.diagnostics.wrappers import find_called_module, unwrap, unwrap_name, without_compiler
 from whitenorm.ops.check import check_positive
@@ -39,7 +39,7 @@ class Monitor:
         self.step = 0
         self.last: Inspection | None = None
         self.cost = 0.0
-        self._layers = {layer: unwrap_name(name) for layer, name in find_norms(unwrap(model)).items()}
+        self._layers = {layer: unwrap_name(name) for layer, name in map_norms_to_names(unwrap(model)).items()}
         self._model, self._write, self._every = model, write, every
         self._num_steps = 0
         self._start = self._last_cost = 0.0

@@ -107,7 +107,7 @@ def jacobian_spectrum(module: nn.Module, x: Tensor) -> Tensor:
     if x.ndim < 2 or not x.is_floating_point() or not x.numel():
         raise ValueError(f"expected floating-point samples (S, ...) (got {x.dtype} of shape {tuple(x.shape)})")
     x = x.detach().requires_grad_()
-    with torch.enable_grad(), unchanged_buffers(module), _eval_mode(module):
+    with torch.enable_grad(), unchanged_buffers(module), eval_mode(module):
         output = module(x)
         if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(x):
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -120,7 +120,7 @@ def jacobian_spectrum(module: nn.Module, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     """Put a module in eval mode, then restore the mode of each of its parts."""
     modes = {part: part.training for part in module.modules()}
     module.eval()

@@ -28,7 +28,7 @@ _MAX_ROWS = 4096
 _MAX_CHANNELS = 2048
 
 
-def find_norms(model: nn.Module) -> dict[nn.Module, str]:
+def map_norms_to_names(model: nn.Module) -> dict[nn.Module, str]:
     """Return the norms of a model with their names, or raise if it has none."""
     layers: dict[nn.Module, str] = {
         module: name for name, module in model.named_modules() if isinstance(module, _NORMS)

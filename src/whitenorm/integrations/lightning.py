@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from whitenorm.diagnostics.destinations import open_destination, scalars
+from whitenorm.diagnostics.destinations import collect_scalars, open_destination
 from whitenorm.diagnostics.monitoring import Monitor
+from whitenorm.diagnostics.optimization import eval_mode
 from whitenorm.diagnostics.reports import Inspection
 from whitenorm.layers import PopulationWhitening
 from whitenorm.models import recalibrate_
@@ -73,7 +74,7 @@ class NormMonitor(pl.Callback):
 
         def log(step: int, rows: Inspection) -> None:
             for logger in trainer.loggers:
-                logger.log_metrics(scalars(rows), step=step)
+                logger.log_metrics(collect_scalars(rows), step=step)
 
         write = log if self.to is None else self._open.enter_context(open_destination(self.to))
         self.monitor = Monitor(pl_module, write, self.every)
@@ -184,7 +185,7 @@ class Recalibrate(pl.Callback):
             # Validation may run in inference mode, whose tensors cannot be trained with later.
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(_in_eval_mode(pl_module))
+            stack.enter_context(eval_mode(pl_module))
             stack.enter_context(_share_statistics(layers))
             stack.enter_context(trainer.precision_plugin.forward_context())
             recalibrate_(trainer.model or pl_module, self._iterate_inputs(trainer), progress=False)
@@ -201,17 +202,6 @@ class Recalibrate(pl.Callback):
 def _find_population_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that keep population statistics, by name."""
     return {name: module for name, module in model.named_modules() if keeps_population(module)}
-
-
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager

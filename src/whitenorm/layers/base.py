@@ -270,7 +270,7 @@ class PopulationWhitening(ChannelWhitening):
             return None, None
         return self._buffers["running_mean"], self._buffers[self._matrix_name]
 
-    def _same_population(self, other: PopulationWhitening) -> bool:
+    def _has_same_population(self, other: PopulationWhitening) -> bool:
         """Return whether both layers track statistics of the same form."""
         forms = [(layer.track_running_stats, layer._matrix_name, layer.group_size) for layer in (self, other)]
         return forms[0] == forms[1] and self.track_running_stats

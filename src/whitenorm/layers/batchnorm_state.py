@@ -30,7 +30,7 @@ def convert_statistics(
 
 
 def diagonal_matrix(variance: Tensor, matrix_name: str, group_size: int, eps: float) -> Tensor:
-    """Return the running matrix ``(G, K, K)`` that standardises by a variance that includes its ε."""
+    """Return the running matrix ``(G, K, K)`` that standardizes by a variance that includes its ε."""
     exact = variance - eps if matrix_name == "running_cov" else variance.rsqrt()
     return torch.diag_embed(exact.reshape(-1, group_size))
 
@@ -40,7 +40,7 @@ def drop_statistics(state: MutableMapping[str, Any], prefix: str, kind: str) -> 
     for name in _STATISTICS:
         state.pop(f"{prefix}{name}", None)
     warnings.warn(
-        f"the population statistics of BatchNorm in this state dict are left out: {kind} has statistics of the sample "
-        "instead, so that the model's output is not what it was before it is trained on",
+        f"the population statistics of BatchNorm in this state dict are left out: {kind} uses statistics of each "
+        "sample instead, so the output differs from the original model's until the model is fine-tuned",
         stacklevel=2,
     )

@@ -42,7 +42,7 @@ def synchronize_(model: nn.Module, process_group: Group = None) -> nn.Module:
     if not layers:
         if any(isinstance(module, Whitening) for module in model.modules()):
             warnings.warn(
-                f"nothing is synchronised: the whitening layers of {type(model).__name__} use statistics of each "
+                f"nothing is synchronized: the whitening layers of {type(model).__name__} use statistics of each "
                 "sample, which are the same in one process and in several",
                 stacklevel=2,
             )

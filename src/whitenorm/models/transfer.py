@@ -211,7 +211,7 @@ def _set_whitening(new: PopulationWhitening, norm: Norm) -> None:
     old, (mean, matrix) = norm.module, new._population()
     assert mean is not None
     assert matrix is not None
-    if isinstance(old, PopulationWhitening) and old._same_population(new):
+    if isinstance(old, PopulationWhitening) and old._has_same_population(new):
         for target, source in zip((mean, matrix), old._population(), strict=True):
             assert source is not None
             target.copy_(source)

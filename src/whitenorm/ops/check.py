@@ -13,38 +13,38 @@ from whitenorm._runtime import may_read_values
 from whitenorm.ops.types import STATISTICS
 
 
-def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order.
+def divisors(n: int) -> list[int]:
+    """Return all divisors of n in ascending order.
 
     Example::
 
         >>> divisors(12)
         [1, 2, 3, 4, 6, 12]
     """
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
 
 
-def largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor that is at most ``most``.
+def largest_divisor(n: int, most: int) -> int:
+    """Return the largest divisor of n that is at most ``most``.
 
     Example::
 
         >>> largest_divisor(96, 64), largest_divisor(24, 64), largest_divisor(67, 64)
         (48, 24, 1)
     """
-    return next(divisor for divisor in range(min(most, number), 0, -1) if number % divisor == 0)
+    return next(divisor for divisor in range(min(most, n), 0, -1) if n % divisor == 0)
 
 
-def root_divisor(number: int) -> int:
-    """Return the largest divisor that is at most the square root.
+def root_divisor(n: int) -> int:
+    """Return the largest divisor of n that is at most its square root.
 
     Example::
 
         >>> root_divisor(64), root_divisor(768)
         (8, 24)
     """
-    return largest_divisor(number, math.isqrt(number))
+    return largest_divisor(n, math.isqrt(n))
 
 
 class Wish(int):
@@ -207,17 +207,17 @@ def check_batch(x: Tensor, group: object = None) -> None:
         )
 
 
-def check_counted(x: Tensor, mask: Tensor | None, number: int | Tensor) -> None:
+def check_valid_count(x: Tensor, mask: Tensor | None, num_values: Tensor) -> None:
     """Raise BatchNorm's error where a mask, or the batches of all ranks, leave one value per channel.
 
     The number of values is the same on all ranks, so that all of them raise. It is read only where it may be 1 and
-    reading it waits for nothing; elsewhere such a batch leaves the running statistics unchanged.
+    reading it does not stall a device; elsewhere such a batch leaves the running statistics unchanged.
     """
-    if not isinstance(number, Tensor) or not may_read_values(number):
+    if not may_read_values(num_values):
         return
     if mask is None and x.shape[0] * math.prod(x.shape[2:]) > 1:
         return
-    if number == 1:
+    if num_values == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.shape} and 1 value that counts, "
             "by the mask and over all ranks; use a larger batch, or population statistics"

@@ -1,4 +1,4 @@
-"""Choice of the backend: torch's kernels, or Triton's on GPUs where these were verified."""
+"""Choice of the backend: torch's operations, the C++ kernels on CPUs, or Triton's on GPUs where they were verified."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MODES = ("auto", "torch", "triton", "native")
 # Most features that the Triton kernels solve for in one program, and most that the others support.
 _LARGEST_SOLVED = 64
 _LARGEST = 1024
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Dtypes that the C++ and the Triton kernels support.
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 TORCH = Kernels(passes.moments, solve, passes.apply, passes.map_gradients, solve_backward, passes.input_gradient)
 # For features of several channels, and for the dual of vectors.
@@ -145,13 +146,13 @@ def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
 
 def _takes_native(x: Tensor, features: int, is_per_sample: bool) -> bool:
     """Return whether the C++ kernels are to be used for a tensor."""
-    if x.device.type != "cpu" or _mode not in ("auto", "native") or x.dtype not in _NATIVE_DTYPES:
+    if x.device.type != "cpu" or _mode not in ("auto", "native"):
         return False
     if _mode == "auto" and not _is_native_faster(x, features, is_per_sample):
         return False
-    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
+    if not _fits_kernels(x) or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    return torch._C._len_torch_dispatch_stack() == 0 and load_library().functions is not None
+    return load_library().functions is not None
 
 
 def _is_native_faster(x: Tensor, features: int, is_per_sample: bool) -> bool:
@@ -168,13 +169,18 @@ def _is_native_faster(x: Tensor, features: int, is_per_sample: bool) -> bool:
     return features in (8, x.shape[1]) or (features % 8 == 0 and positions <= 256)
 
 
+def _fits_kernels(x: Tensor) -> bool:
+    """Return whether kernels that read memory directly can run now on a tensor."""
+    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return x.dtype in _KERNEL_DTYPES and x.numel() > 0
+
+
 def _takes_triton(x: Tensor) -> bool:
     """Return whether Triton's kernels are to be used for a tensor."""
     if _mode == "native" or (_mode == "auto" and not x.is_cuda):
         return False
-    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
-        return False
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if not _fits_kernels(x):
         return False
     if _mode == "triton":
         # On meta tensors nothing runs; benchmarks count launches with them.

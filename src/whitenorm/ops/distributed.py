@@ -27,13 +27,13 @@ def reduce_moments(local: Moments, group: Group) -> Moments:
     """
     if group is None:
         return local
-    mean, cov, number = local.mean.double(), local.cov.double(), local.num_values
-    if isinstance(number, int) and number == 0:
+    mean, cov, num_values = local.mean.double(), local.cov.double(), local.num_values
+    if isinstance(num_values, int) and num_values == 0:
         mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
     second = _upper(torch.addcmul(cov, mean.unsqueeze(-1), mean.unsqueeze(-2)))
-    count, total, upper = _all_reduce((mean.new_ones(1), mean, second), group, number)
-    number = count.clamp(min=1)
-    mean, upper = total / number, upper / number
+    count, total, upper = _all_reduce((mean.new_ones(1), mean, second), group, num_values)
+    divisor = count.clamp(min=1)
+    mean, upper = total / divisor, upper / divisor
     cov = torch.addcmul(_from_upper(upper, cov.shape[-1]), mean.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
     dtype = local.mean.dtype
     return Moments(mean.to(dtype), cov.to(dtype), count.squeeze().to(dtype))
@@ -43,8 +43,8 @@ def reduce_gradient(local: AffineGrad | None, group: Group) -> AffineGrad | None
     """Return the gradient through shared statistics, summed over the ranks and divided by the values of all ranks."""
     if local is None or group is None:
         return local
-    matrix, offset, mean, number = local
-    upper, offset, count = _all_reduce((_upper(matrix), offset, _count(number, offset)), group)
+    matrix, offset, mean, num_values = local
+    upper, offset, count = _all_reduce((_upper(matrix), offset, _as_tensor(num_values, offset)), group)
     return AffineGrad(_from_upper(upper, matrix.shape[-1]), offset, mean, count.squeeze().clamp(min=1))
 
 
@@ -75,9 +75,9 @@ def _index_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
 _cached_triangle = functools.cache(_index_triangle)
 
 
-def _count(number: int | Tensor, like: Tensor) -> Tensor:
-    """Return a number as a tensor ``(1,)``, made by a fill, because a copy from the host would wait for the device."""
-    return number.reshape(1).to(like.dtype) if isinstance(number, Tensor) else like.new_full((1,), number)
+def _as_tensor(count: int | Tensor, like: Tensor) -> Tensor:
+    """Return a count as a tensor ``(1,)``, made by a fill, because a copy from the host would wait for the device."""
+    return count.reshape(1).to(like.dtype) if isinstance(count, Tensor) else like.new_full((1,), count)
 
 
 # The reports of a rank: at a batch or a collective, out of batches, failed to read a batch, failed to process one.
@@ -137,7 +137,7 @@ class Lockstep:
             self._raise_failure(self._exchange(_GOING, [group]))
 
     def _exchange(self, state: int, groups: Iterable[dist.ProcessGroup]) -> dict[int, int]:
-        """The state of every rank of the groups, by its global rank."""
+        """Return the state of every rank of the groups, by its global rank."""
         reports = []
         for group in groups:
             flags = torch.zeros(dist.get_world_size(group), dtype=torch.long, device=self._groups[group])
@@ -154,8 +154,8 @@ class Lockstep:
         return states
 
     def _report(self, state: int) -> None:
-        """Tell the ranks that do not know it of a failure of this one, or of one that it was told of."""
-        # A process group that is broken cannot be told; the error that is being raised says why.
+        """Report a failure of this rank, or one reported to it, to the groups that do not know of it yet."""
+        # A broken process group raises here as well; the error that is being raised says why.
         with suppress(RuntimeError):
             self._exchange(state, [group for group in self._groups if group not in self._informed])
 

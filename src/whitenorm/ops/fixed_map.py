@@ -1,4 +1,4 @@
-"""The affine map of given statistics: a batch method in eval mode."""
+"""Whitening with fixed statistics, an affine map: a batch method in eval mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def apply_fixed_map(
 ) -> Tensor:
     """Compute γ·W(x - μ) + β of ``(N, C, ...)`` differentiably.
 
-    μ, γ and β are ``(C,)``, W is ``(G, K, K)``. Saved for backward are these tensors as they are.
+    μ, γ and β are ``(C,)``, W is ``(G, K, K)``. Only these tensors are saved for backward.
     """
     kernels = choose_kernels(x, None, group_size)
     layout = channel_groups(x, group_size, True, kernels.handles_strides)
@@ -59,17 +59,7 @@ def _apply(
 class _FixedMap(torch.autograd.Function):
     generate_vmap_rule = True
 
-    @staticmethod
-    def forward(
-        x: Tensor,
-        whitening: Tensor,
-        mean: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        layout: Layout,
-        kernels: Kernels,
-    ) -> Tensor:
-        return _apply(x, whitening, mean, weight, bias, layout, kernels)
+    forward = staticmethod(_apply)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

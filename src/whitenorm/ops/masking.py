@@ -1,7 +1,7 @@
-"""Positions that do not count, such as padding: they enter no statistic, give 0 and get no gradient.
+"""Masked positions, such as padding: they are excluded from all statistics, give 0 and get no gradient.
 
-Such positions are filled with the mean of the others. They then add nothing to the mean and the covariance but to the
-number of values, which is corrected. No shape depends on the mask, which would need a host sync.
+Masked positions are filled with the mean of the valid ones, which changes neither the mean nor the sums of squares; the
+number of values is corrected afterwards. No shape depends on the mask, because that would need a host sync.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def rescale_to_valid_count(statistics: Statistics, mask: Tensor) -> Statistics:
-    """Return the batch's moments over the positions that count, from those of a filled input."""
+    """Return the batch's moments over the valid positions, from those of a filled input."""
     assert statistics.batch is not None
     mean, cov, filled_count = statistics.batch
     if filled_count == 0:

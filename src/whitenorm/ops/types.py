@@ -23,7 +23,7 @@ class Method(NamedTuple):
     """How moments become a matrix.
 
     The ``statistics`` are pooled, the covariance becomes ``scale``·Σ + ``eps``·I, and ``solver`` solves for its matrix.
-    ``uses_sample`` and ``uses_batch`` tell whose moments the statistics are made of.
+    ``uses_sample`` and ``uses_batch`` say whether they need the moments of each sample and of the batch.
     """
 
     statistics: tuple[str, ...]
@@ -117,7 +117,7 @@ class StatisticsGrads(NamedTuple):
 
 
 class MomentsStep(Protocol):
-    """Compute means and covariances of each ``sample`` and of the whole ``batch``, as far as asked for."""
+    """Compute the moments of each sample if ``sample`` is True, and of the whole batch if ``batch`` is True."""
 
     def __call__(self, x: Tensor, sample: bool, batch: bool) -> Statistics: ...
 

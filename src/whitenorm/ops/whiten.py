@@ -19,7 +19,7 @@ from whitenorm._runtime import (
     no_autocast,
     vjp_of_optional,
 )
-from whitenorm.ops.check import check_counted
+from whitenorm.ops.check import check_valid_count
 from whitenorm.ops.dispatch import kernels_under_transforms, torch_kernels
 from whitenorm.ops.distributed import Group, reduce_gradient, reduce_moments
 from whitenorm.ops.layout import Layout, run_into
@@ -127,7 +127,7 @@ class _Whiten(torch.autograd.Function):
             num_values = None
             if batch is not None and isinstance(batch.num_values, Tensor):
                 num_values = batch.num_values
-                check_counted(x, mask, num_values)
+                check_valid_count(x, mask, num_values)
             whitening, mean, cov, residuals = kernels.solve(statistics, plan.method, _mixing(split), running)
             y = run_into(kernels.apply, layout, x, split.x, whitening, mean, split.weight, split.bias)
             y = y if mask is None else zero_masked(y, mask)
@@ -260,7 +260,7 @@ def _whiten_differentiably(inputs: Inputs, plan: Plan, running: Running | None =
     """Compute the same y by differentiable operations, for second derivatives and forward mode."""
     if plan.group is not None:
         raise RuntimeError(
-            "expected only first derivatives in reverse mode of statistics that are synchronised over ranks (got "
+            "expected only first derivatives in reverse mode of statistics that are synchronized over ranks (got "
             "create_graph=True, a gradient of a gradient, or forward mode); set the layers' process_group to None for "
             "those"
         )

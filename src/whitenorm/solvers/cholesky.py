@@ -1,4 +1,4 @@
-"""Cholesky's factorisation: whitening by a triangular matrix, the choice of self-supervised W-MSE."""
+"""Cholesky factorization: whitening by a triangular matrix, as in self-supervised W-MSE."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Cholesky(Solver):
               \frac{\partial L}{\partial \Sigma} = -\big( W^T \, \Phi(G W^T) \, W \big)_{sym}
 
     where G is the lower triangle of the gradient of W, and :math:`\Phi` keeps the lower triangle with half the
-    diagonal. A ridge of the size of the rounding error makes singular matrices factorable; if it is too small, a larger
-    one is used.
+    diagonal. A ridge of the size of the rounding error allows singular matrices to be factorized; if it is too
+    small, a larger one is used.
 
     Example::
 

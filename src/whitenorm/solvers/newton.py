@@ -17,7 +17,7 @@ _BUFFER_BYTES = 2**17
 
 
 class Newton(Solver):
-    r"""Whitening by ``steps`` Newton iterations on the trace-normalised covariance (IterNorm, algorithm 1).
+    r"""Whitening by ``steps`` Newton iterations on the trace-normalized covariance (IterNorm, algorithm 1).
 
     .. math:: \Sigma_N = \Sigma / \operatorname{tr}\Sigma, \qquad P_0 = I, \qquad
               P_k = \tfrac12 (3 P_{k-1} - P_{k-1}^3 \Sigma_N), \qquad W = P_T / \sqrt{\operatorname{tr}\Sigma}

@@ -1,8 +1,8 @@
 r"""Whitening by eigendecomposition: ZCA, the exact whitening of DBN, and PCA, its negative control.
 
-Eigenvalues and eigenvectors are those of :math:`\Sigma / s`, with s the largest variance: :math:`\lambda^{-3/2}`, met
-in every gradient, leaves float32's range long before the gradient does. As
-:math:`W(\Sigma) = W(\Sigma / s) / \sqrt s` for any s, it counts as a constant.
+Eigenvalues and eigenvectors are those of :math:`\Sigma / s`, with s the largest variance, because every gradient
+contains :math:`\lambda^{-3/2}`, which leaves float32's range long before the gradient does. As
+:math:`W(\Sigma) = W(\Sigma / s) / \sqrt s` for any s, s is treated as a constant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ZCA(Solver):
         return self if type(self) is ZCA else None
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        scale = _scale_of(cov)
+        scale = _find_scale(cov)
         values, vectors = _eigh(cov / scale)
         return _inverse_root(values, vectors) / scale.sqrt(), (values, vectors, scale)
 
@@ -49,7 +49,7 @@ class ZCA(Solver):
         return _differentiate_inverse_root(values, vectors, grad / scale.sqrt()) / scale
 
     def differentiable(self, cov: Tensor) -> Tensor:
-        scale = _scale_of(cov)
+        scale = _find_scale(cov)
         inverse_root: Tensor = apply_function(_InverseRoot, cov / scale)
         return inverse_root / scale.sqrt()
 
@@ -65,7 +65,7 @@ class PCA(Solver):
     """
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        scale = _scale_of(cov)
+        scale = _find_scale(cov)
         values, vectors = _eigh_descending(cov / scale)
         whitening = _raise_to_floor(values).rsqrt()[..., None] * vectors.mT / scale.sqrt()
         return whitening, (values, vectors, scale)
@@ -184,10 +184,10 @@ class _Lyapunov(torch.autograd.Function):
         return apply_function(_Lyapunov, root, symmetric(right_tangent) - 2 * symmetric(root_tangent @ solution))
 
 
-def _scale_of(cov: Tensor) -> Tensor:
-    """The largest variance, as ``(..., 1, 1)``; NaN where it is infinite, which then shows in all that is scaled.
+def _find_scale(cov: Tensor) -> Tensor:
+    """Return the largest variance as ``(..., 1, 1)``; NaN where it is infinite, so that all results are NaN.
 
-    Below its own floor, by the dtype's precision, lies the floor of all eigenvalues.
+    Its floor times the dtype's precision is the floor of the eigenvalues.
     """
     largest = cov.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     largest = torch.where(largest.isfinite(), largest, torch.nan)
@@ -195,7 +195,7 @@ def _scale_of(cov: Tensor) -> Tensor:
 
 
 def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending) and eigenvectors; NaN for a matrix that is not finite, where torch would raise.
+    """Return eigenvalues (ascending) and eigenvectors; NaN for a matrix that is not finite, where torch would raise.
 
     On a GPU, ``torch.linalg.eigh`` waits for the device to report convergence: the one host sync of the package.
     """
@@ -206,15 +206,15 @@ def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _eigh_descending(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues from the largest, and eigenvectors whose first entry is not negative."""
+    """Return eigenvalues, largest first, and eigenvectors whose first entry is not negative."""
     values, vectors = [tensor.flip(-1) for tensor in _eigh(cov)]
     return values, vectors * torch.where(vectors[..., :1, :] < 0, -1, 1)
 
 
 def _precision(values: Tensor) -> Tensor:
-    """The size below which an eigenvalue is lost in the rounding error of the largest, as ``(..., 1)``.
+    """Return the size below which an eigenvalue is lost in the rounding error of the largest, as ``(..., 1)``.
 
-    The largest of a scaled covariance is at least 1, unless the scale has met its floor, which is then the floor here.
+    The largest eigenvalue of a scaled covariance is at least 1, unless the scale is at its floor; 1 is used then too.
     """
     largest = values.detach().amax(-1, keepdim=True)
     return largest.clamp_min(1) * torch.finfo(values.dtype).eps
@@ -234,7 +234,7 @@ def _differentiate_inverse_root(values: Tensor, vectors: Tensor, grad: Tensor) -
 
 
 def _compute_divided_differences(values: Tensor) -> Tensor:
-    """(f(λ_i) - f(λ_j)) / (λ_i - λ_j) of f = λ^(-1/2), floored; f'(λ_i) on the diagonal; without a cancellation."""
+    """Return (f(λ_i) - f(λ_j)) / (λ_i - λ_j) of the floored f = λ^(-1/2) without cancellation; f'(λ_i) if i = j."""
     floored = _raise_to_floor(values)
     root = floored.sqrt()
     differences = -1 / (root[..., None, :] * root[..., :, None] * (root[..., None, :] + root[..., :, None]))

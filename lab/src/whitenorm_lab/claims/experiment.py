@@ -115,9 +115,12 @@ class Experiment:
 
 
 def name_stand_ins(text: str, stand_ins: Mapping[str, str]) -> str:
-    """
-    >>> name_stand_ins("DBN beats BN, WRN-28-10", {"WRN-28-10": "WRN-16-2"})
-    'DBN beats BN, WRN-16-2 (for WRN-28-10)'
+    """Replace names in a text by those of their stand-ins, followed by the original names.
+
+    Example::
+
+        >>> name_stand_ins("DBN beats BN, WRN-28-10", {"WRN-28-10": "WRN-16-2"})
+        'DBN beats BN, WRN-16-2 (for WRN-28-10)'
     """
     if not stand_ins:
         return text

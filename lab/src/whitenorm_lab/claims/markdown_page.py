@@ -11,13 +11,13 @@ from whitenorm_lab.claims import verdicts
 from whitenorm_lab.claims.outcomes import (
     VERDICTS,
     Outcome,
-    commit,
-    duration,
-    hardware,
+    count_verdicts,
+    describe_hardware,
+    format_commit,
+    format_duration,
     pluralize,
-    sentences,
-    summary,
-    tally,
+    summarize,
+    summarize_by_topic,
 )
 from whitenorm_lab.papers.not_built import NOT_BUILT
 
@@ -28,8 +28,8 @@ TALLY_START, TALLY_END = "<!-- tally: written by whitenorm-lab report -->", "<!-
 
 def format_tally(outcomes: list[Outcome]) -> str:
     """Format three lines: counts of the papers' claims, other counts, and the experiments with failed claims."""
-    first, *others = sentences(outcomes, NOT_BUILT)
-    failed = {outcome.experiment.id: count for outcome in outcomes if (count := tally([outcome])["not held"])}
+    first, *others = summarize_by_topic(outcomes, NOT_BUILT)
+    failed = {outcome.experiment.id: count for outcome in outcomes if (count := count_verdicts([outcome])["not held"])}
     where = ", ".join(f"`{name}`{f' ({count})' if count > 1 else ''}" for name, count in failed.items())
     last = f"Where a claim did not hold: {where}." if failed else "No claim was found not to hold."
     return "\n".join(f"- {line}" for line in (first, " ".join(others), last) if line)
@@ -41,12 +41,12 @@ def format_page(outcomes: list[Outcome], scale: str, folder: Path | None) -> str
     Links lead to the stored results from a page in ``folder``, or without one to the papers' pages beside it.
     """
     contents = [outcome.content for outcome in outcomes if outcome.content is not None]
-    time = duration(sum(content["seconds"] for content in contents))
-    commits = ", ".join(dict.fromkeys(map(commit, contents)))
+    time = format_duration(sum(content["seconds"] for content in contents))
+    commits = ", ".join(dict.fromkeys(map(format_commit, contents)))
     text = [
-        f"**{summary(outcomes, NOT_BUILT)}**",
+        f"**{summarize(outcomes, NOT_BUILT)}**",
         "",
-        f"At {scale} scale, {time} in all, on {escape_markdown(hardware(contents))}; commit {commits}.",
+        f"At {scale} scale, {time} in all, on {escape_markdown(describe_hardware(contents))}; commit {commits}.",
         "",
         f"| paper | experiment | {' | '.join(VERDICTS)} | time |",
         f"| --- | --- |{' ---: |' * (len(VERDICTS) + 1)}",
@@ -61,11 +61,11 @@ def format_page(outcomes: list[Outcome], scale: str, folder: Path | None) -> str
 
 
 def _format_row(outcome: Outcome, folder: Path | None) -> str:
-    counts, bars = tally([outcome]), tally([outcome], bars=True)
+    counts, bars = count_verdicts([outcome]), count_verdicts([outcome], bars=True)
     cells = [
         f"{counts[name]} and {pluralize(bars[name], 'bar')}" if bars[name] else str(counts[name]) for name in VERDICTS
     ]
-    cells.append("not run" if outcome.content is None else duration(outcome.content["seconds"]))
+    cells.append("not run" if outcome.content is None else format_duration(outcome.content["seconds"]))
     what = f"{link_experiment(outcome, folder)}: {escape_markdown(outcome.experiment.title)}"
     return f"| {_format_place(outcome)} | {what} | {' | '.join(cells)} |"
 

@@ -1,4 +1,4 @@
-"""Stored results of all experiments, and how they are summarised in words and counts."""
+"""Stored results of all experiments, and summaries of them in words and counts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _list_unjudged_claims(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def explain_claims(experiment: Experiment, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The judged claims of a result (claim, paper, ours, verdict, why) with these keys added.
+    """Return the judged claims of a result (claim, paper, ours, verdict, why) with these keys added.
 
     ``parts``: the parts of the claim, at least one. ``reason``: the known reason why it does not hold. ``short``: how
     the run is smaller than the paper's. ``bar``: whether it is a bar of our own.
@@ -81,12 +81,12 @@ def explain_claims(experiment: Experiment, content: dict[str, Any]) -> list[dict
 
 
 def _split_parts(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The stored parts; older results have none, and their numbers are split at semicolons."""
+    """Return the stored parts; older results have none, and their numbers are split at semicolons."""
     return row.get("parts") or [{"ours": ours, "verdict": None, "why": ""} for ours in row["ours"].split("; ")]
 
 
 def _shorten_why(row: dict[str, Any]) -> str:
-    """The reason for a verdict, without what is repeated in the parts and without the count of a single part."""
+    """Return the reason for a verdict, without what the parts repeat and without the count of a single part."""
     words: str = row["why"].removeprefix(f"1 of 1 parts {row['verdict']}: ")
     return words.partition(": ")[0] if "parts" in row else words.replace("; ", ", ")
 
@@ -97,7 +97,7 @@ def describe_rule(content: dict[str, Any]) -> str:
     return rules.DESCRIPTION if is_current else "an earlier rule; --judge applies the current one"
 
 
-def gather(folder: Path, scale: str) -> list[Outcome]:
+def load_outcomes(folder: Path, scale: str) -> list[Outcome]:
     """Load the results of every experiment at this scale, ordered by paper; raise an error if there are none."""
     outcomes = []
     for experiment in sorted(EXPERIMENTS.values(), key=lambda experiment: [*PAPERS].index(experiment.paper)):
@@ -113,8 +113,8 @@ def gather(folder: Path, scale: str) -> list[Outcome]:
     return outcomes
 
 
-def not_built_of(paper: str) -> list[NotBuilt]:
-    """Figures and tables of a paper without an experiment."""
+def find_not_built(paper: str) -> list[NotBuilt]:
+    """Return the figures and tables of a paper that no experiment reproduces."""
     return [missing for missing in NOT_BUILT if missing.paper == paper]
 
 
@@ -141,7 +141,7 @@ def describe_run(content: dict[str, Any]) -> str:
 
 
 def count_seeds(content: dict[str, Any]) -> int:
-    """Number of different seeds of a result's runs."""
+    """Return the number of different seeds of a result's runs."""
     return len({run.seed for run in content["runs"]})
 
 
@@ -155,26 +155,26 @@ def _format_value(value: Any, nested: bool = False) -> str:
 
 
 def describe_time(content: dict[str, Any]) -> str:
-    """Measured time of all runs, and the number of threads."""
-    return f"{duration(content['seconds'])} on {pluralize(content['machine']['threads'], 'thread')}"
+    """Describe the measured time of all runs, and the number of threads."""
+    return f"{format_duration(content['seconds'])} on {pluralize(content['machine']['threads'], 'thread')}"
 
 
-def tally(outcomes: Iterable[Outcome], bars: bool = False) -> dict[Verdict, int]:
+def count_verdicts(outcomes: Iterable[Outcome], bars: bool = False) -> dict[Verdict, int]:
     """Count the verdicts of the papers' claims, or those of our own bars."""
     counts = Counter(claim["verdict"] for outcome in outcomes for claim in outcome.claims if claim["bar"] == bars)
     return {verdict: counts[verdict] for verdict in VERDICTS}
 
 
-def summary(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> str:
-    """The sentences of :func:`sentences` as one paragraph."""
-    return " ".join(sentences(outcomes, missing, verdicts))
+def summarize(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> str:
+    """Return the sentences of :func:`summarize_by_topic` as one paragraph."""
+    return " ".join(summarize_by_topic(outcomes, missing, verdicts))
 
 
-def sentences(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> list[str]:
-    """One sentence each on the papers' claims, our own bars, experiments not run, and experiments not built."""
+def summarize_by_topic(outcomes: list[Outcome], missing: Sequence[NotBuilt], verdicts: bool = True) -> list[str]:
+    """Return one sentence each on the papers' claims, our own bars, experiments not run, and experiments not built."""
     if not outcomes:
         return ["No experiment of this paper yet."]
-    counts, bars = tally(outcomes), tally(outcomes, bars=True)
+    counts, bars = count_verdicts(outcomes), count_verdicts(outcomes, bars=True)
     claims = f"{pluralize(sum(counts.values()), 'claim')} of the papers in {pluralize(len(outcomes), 'experiment')}"
     lines = [f"{claims}{_list_counts(counts) if verdicts else ''}."]
     if sum(bars.values()):
@@ -194,31 +194,37 @@ def _list_counts(counts: dict[Verdict, int]) -> str:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """
-    >>> pluralize(1, "claim"), pluralize(3, "claim")
-    ('1 claim', '3 claims')
+    """Return a count with its noun.
+
+    Example::
+
+        >>> pluralize(1, "claim"), pluralize(3, "claim")
+        ('1 claim', '3 claims')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def duration(seconds: float) -> str:
-    """
-    >>> duration(4.2), duration(90), duration(5400)
-    ('4 s', '1.5 min', '1.5 h')
+def format_duration(seconds: float) -> str:
+    """Format a time in seconds, minutes or hours.
+
+    Example::
+
+        >>> format_duration(4.2), format_duration(90), format_duration(5400)
+        ('4 s', '1.5 min', '1.5 h')
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
-def commit(content: dict[str, Any]) -> str:
-    """Abbreviated commit of the code that ran."""
+def format_commit(content: dict[str, Any]) -> str:
+    """Abbreviate the commit of the code that ran."""
     name, _, changes = (content["machine"]["commit"] or "").partition("+")
     return f"{name[:10]}{' with changes' if changes else ''}" if name else "none: an installed package"
 
 
-def hardware(contents: list[dict[str, Any]]) -> str:
-    """Processor, threads and versions that results were made with, each value once."""
+def describe_hardware(contents: list[dict[str, Any]]) -> str:
+    """Describe the processors, threads and versions that results were made with, each value once."""
     machines = [content["machine"] for content in contents]
     values = {key: "/".join(dict.fromkeys(str(machine[key]) for machine in machines)) for key in machines[0]}
     threads = "thread" if values["threads"] == "1" else "threads"

@@ -15,14 +15,14 @@ from whitenorm_lab.claims.outcomes import (
     PAPERS,
     VERDICTS,
     Outcome,
-    commit,
     count_seeds,
+    count_verdicts,
+    describe_hardware,
     describe_rule,
     describe_run,
-    hardware,
-    not_built_of,
-    summary,
-    tally,
+    find_not_built,
+    format_commit,
+    summarize,
 )
 from whitenorm_lab.claims.verdicts import Verdict
 
@@ -34,28 +34,28 @@ _SMALLER = "‡"
 _NUMBER = re.compile(r"(± [\d.e+-]+), ")
 
 
-def page_file(paper: str) -> str:
-    """File name of a paper's page."""
+def get_page_name(paper: str) -> str:
+    """Return the file name of a paper's page."""
     return f"{paper.lower()}.md"
 
 
-def index_page(outcomes: list[Outcome], scale: str) -> str:
-    """The first page: counts by paper, then the table of experiments and all other text of the page of claims."""
+def format_index_page(outcomes: list[Outcome], scale: str) -> str:
+    """Format the first page: counts by paper, then the table of experiments and the text of the page of claims."""
     papers = []
     for paper, group in groupby(outcomes, key=lambda outcome: outcome.experiment.paper):
         mine = list(group)
-        words = escape_markdown(summary(mine, not_built_of(paper), verdicts=False))
+        words = escape_markdown(summarize(mine, find_not_built(paper), verdicts=False))
         papers.append(
-            f"- [{escape_markdown(PAPERS[paper].title)} ({paper})]({page_file(paper)}): {words} {_count(mine)}"
+            f"- [{escape_markdown(PAPERS[paper].title)} ({paper})]({get_page_name(paper)}): {words} {_count(mine)}"
         )
     title = "# Do the papers' claims hold here?"
     return "\n\n".join([GENERATED, title, "\n".join(papers), format_page(outcomes, scale, None)]) + "\n"
 
 
-def paper_page(
+def format_paper_page(
     paper: str, outcomes: list[Outcome], scale: str, files: str = "results", index: str = "README.md"
 ) -> str:
-    """All experiments of a paper, each with figure, claims and verdicts.
+    """Format the page of a paper: its experiments, each with figure, claims and verdicts.
 
     Args:
         paper: one of ``PAPERS``.
@@ -64,11 +64,11 @@ def paper_page(
         files: address of the folder that has raw values and figures as ``ID/SCALE.json`` and ``ID/SCALE.png``.
         index: address of the page that says how a claim is judged.
     """
-    missing = not_built_of(paper)
+    missing = find_not_built(paper)
     blocks = [
         GENERATED,
         f"# {escape_markdown(PAPERS[paper].title)} ({paper})",
-        f"[The paper]({PAPERS[paper].address}). {escape_markdown(summary(outcomes, missing, verdicts=False))}",
+        f"[The paper]({PAPERS[paper].address}). {escape_markdown(summarize(outcomes, missing, verdicts=False))}",
         _count(outcomes),
         *(block for outcome in outcomes for block in _describe_experiment(outcome, scale, files, index)),
     ]
@@ -78,8 +78,8 @@ def paper_page(
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def results_index(outcomes: list[Outcome], folder: Path) -> str:
-    """A table of the results that are stored in a folder."""
+def format_results_index(outcomes: list[Outcome], folder: Path) -> str:
+    """Format a table of the results that are stored in a folder."""
     header = ["experiment", "what", "paper", *VERDICTS, "finished", "scale", "seeds"]
     rows = [header, ["---"] * 3 + ["---:"] * len(VERDICTS) + ["---", "---", "---:"]]
     for outcome in outcomes:
@@ -88,11 +88,11 @@ def results_index(outcomes: list[Outcome], folder: Path) -> str:
         if content is None:
             continue
         experiment = outcome.experiment
-        verdicts = ["–"] * len(VERDICTS) if outcome.earlier else [str(count) for count in tally([outcome]).values()]
+        counts = ["–"] * len(VERDICTS) if outcome.earlier else list(map(str, count_verdicts([outcome]).values()))
         paper = escape_markdown(f"{experiment.paper} {experiment.where}")
         finished = content["finished"][:10] + (" (earlier set-up)" if outcome.earlier else "")
         end = [finished, content["scale"], str(count_seeds(content))]
-        rows.append([link_experiment(outcome, folder), escape_markdown(experiment.title), paper, *verdicts, *end])
+        rows.append([link_experiment(outcome, folder), escape_markdown(experiment.title), paper, *counts, *end])
     text = (
         "One folder per experiment, with settings, raw values of every run, and judged claims as JSON, from which "
         "`whitenorm-lab report` draws the figures. Verdicts of the papers' claims are counted here, without our own "
@@ -103,7 +103,9 @@ def results_index(outcomes: list[Outcome], folder: Path) -> str:
 
 
 def _count(outcomes: list[Outcome]) -> str:
-    claims, bars = ([f"{_SIGNS[v]} {n} {v}" for v, n in tally(outcomes, b).items() if n] for b in (False, True))
+    claims, bars = (
+        [f"{_SIGNS[v]} {n} {v}" for v, n in count_verdicts(outcomes, b).items() if n] for b in (False, True)
+    )
     words = f"**{', '.join(claims)}**." if claims else ""
     return f"{words} Bars of our own: {', '.join(bars)}." if bars else words
 
@@ -135,8 +137,8 @@ def _describe_experiment(outcome: Outcome, scale: str, files: str, index: str) -
     if content is not None:
         blocks.append(
             f"Judged by [{escape_markdown(describe_rule(content))}]({index}#how-a-claim-is-judged). "
-            f"Finished {content['finished'][:10]}, commit {escape_markdown(commit(content))}, "
-            f"on {escape_markdown(hardware([content]))}. "
+            f"Finished {content['finished'][:10]}, commit {escape_markdown(format_commit(content))}, "
+            f"on {escape_markdown(describe_hardware([content]))}. "
             f"Raw values: [{experiment.id}.json]({data})."
         )
     return blocks

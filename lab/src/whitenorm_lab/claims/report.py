@@ -13,8 +13,14 @@ import matplotlib.pyplot as plt
 import tyro
 
 from whitenorm_lab.claims import markdown_page
-from whitenorm_lab.claims.outcomes import PAPERS, Outcome, gather, summary
-from whitenorm_lab.claims.pages import GENERATED, index_page, page_file, paper_page, results_index
+from whitenorm_lab.claims.outcomes import PAPERS, Outcome, load_outcomes, summarize
+from whitenorm_lab.claims.pages import (
+    GENERATED,
+    format_index_page,
+    format_paper_page,
+    format_results_index,
+    get_page_name,
+)
 from whitenorm_lab.claims.plots import save_figure
 from whitenorm_lab.claims.verdict_snippets import update_verdicts
 from whitenorm_lab.markdown_sections import write_section, write_text
@@ -56,7 +62,7 @@ def main(args: list[str]) -> None:
 def run(options: Report) -> None:
     """Write the pages, and the other files that were requested."""
     console = create_console()
-    outcomes = gather(options.results, options.scale)
+    outcomes = load_outcomes(options.results, options.scale)
     write_report(outcomes, options.scale, options.out)
     # Write all files before printing: printing into a closed pipe, such as head's, ends the command.
     if options.readme is not None:
@@ -72,8 +78,8 @@ def run(options: Report) -> None:
     index = options.results / INDEX if options.index else None
     if index is not None:
         check_generated(index, "--results")
-        write_text(index, results_index(outcomes, options.results))
-    console.print(summary(outcomes, NOT_BUILT), soft_wrap=not console.is_terminal)
+        write_text(index, format_results_index(outcomes, options.results))
+    console.print(summarize(outcomes, NOT_BUILT), soft_wrap=not console.is_terminal)
     console.print(f"Pages: {options.out / INDEX}", soft_wrap=True)
     for path in dict.fromkeys(filter(None, (options.readme, options.page, *options.guides, index))):
         console.print(f"Written: {path}", soft_wrap=True)
@@ -108,7 +114,7 @@ def draw_figure(outcome: Outcome, path: Path) -> None:
 
 
 def select_paper(outcomes: Iterable[Outcome], paper: str) -> list[Outcome]:
-    """The outcomes of a paper's experiments."""
+    """Return the outcomes of a paper's experiments."""
     return [outcome for outcome in outcomes if outcome.experiment.paper == paper]
 
 
@@ -121,6 +127,6 @@ def _write_files(outcomes: list[Outcome], scale: str, folder: Path) -> None:
         if outcome.content is not None:
             draw_figure(outcome, files / outcome.store.picture.name)
     for paper in PAPERS:
-        text = paper_page(paper, select_paper(outcomes, paper), scale)
-        (folder / page_file(paper)).write_text(text, encoding="utf-8")
-    (folder / INDEX).write_text(index_page(outcomes, scale), encoding="utf-8")
+        text = format_paper_page(paper, select_paper(outcomes, paper), scale)
+        (folder / get_page_name(paper)).write_text(text, encoding="utf-8")
+    (folder / INDEX).write_text(format_index_page(outcomes, scale), encoding="utf-8")

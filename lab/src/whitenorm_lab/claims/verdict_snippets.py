@@ -11,7 +11,7 @@ from pathlib import Path
 
 from whitenorm.cli import suggest
 from whitenorm_lab.claims.markdown_page import link_experiment
-from whitenorm_lab.claims.outcomes import Outcome, tally
+from whitenorm_lab.claims.outcomes import Outcome, count_verdicts
 from whitenorm_lab.markdown_sections import write_text
 
 _MARKS = re.compile(r"(<!-- found: (.*?) -->).*?(<!-- /found -->)", re.DOTALL)
@@ -40,5 +40,5 @@ def fill_verdicts(path: Path, outcomes: list[Outcome]) -> str:
 def _list_verdicts(outcome: Outcome, folder: Path) -> str:
     if outcome.content is None:
         return f"`{outcome.experiment.id}` not run"
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in tally([outcome]).items() if count)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts([outcome]).items() if count)
     return f"{link_experiment(outcome, folder)} {counts or 'bars of our own only'}"

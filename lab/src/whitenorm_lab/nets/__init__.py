@@ -66,7 +66,7 @@ def build(
         width: channels of S-plain (48 by default), the CNN (16), or the first layer of VGG (64) and the ResNets (16).
         dropout: dropout in the blocks of a wide ResNet.
         norm_last: place the norm after the activation, in VGG nets.
-        init: ``"he"`` for the initialisation of the nets' original code, ``"lecun"`` for that of DBN's text.
+        init: ``"he"`` for the initialization of the nets' original code, ``"lecun"`` for that of DBN's text.
         norm_options: options of the norm, such as ``{"group_size": 16, "affine": False}``.
         weights: ``"imagenet"`` or a file with weights of the net with BatchNorm; the norm is placed after loading.
         images: images that calibrate norms without population statistics to the pretrained BatchNorms (see

@@ -1,4 +1,4 @@
-"""Layers and weight initialisations shared by the networks."""
+"""Layers and weight initializations shared by the networks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def conv(in_channels: int, out_channels: int, stride: int = 1, *, size: int = 3,
 
 
 def init_lecun_(model: nn.Module) -> nn.Module:
-    """Initialise convolutions and linear layers as DBN's text says, with biases of zero, and return the model.
+    """Initialize convolutions and linear layers as DBN's text says, with biases of zero, and return the model.
 
     Weights are uniform with mean 0 and standard deviation m^(-1/2), where m is a unit's number of inputs (LeCun et al.,
     Efficient BackProp).
@@ -67,7 +67,7 @@ def init_lecun_(model: nn.Module) -> nn.Module:
 
 
 def init_he_(model: nn.Module) -> nn.Module:
-    """Initialise convolutions by He's normal distribution of the fan-out, as in the ResNet code; return the model."""
+    """Initialize convolutions by He's normal distribution of the fan-out, as in the ResNet code; return the model."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

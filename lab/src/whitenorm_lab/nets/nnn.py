@@ -1,4 +1,4 @@
-"""Natural neural networks (NNN): layers that are reparameterised at intervals so that their inputs are white.
+"""Natural neural networks (NNN): layers that are reparameterized at intervals so that their inputs are white.
 
 `Natural Neural Networks <https://arxiv.org/abs/1507.00210>`_ (Desjardins et al., 2015), a baseline of the DBN paper.
 """
@@ -14,7 +14,7 @@ class NaturalLinear(nn.Module):
 
     .. math:: y = V U (x - c) + d, \qquad U = (\Sigma + \epsilon I)^{-1/2}
 
-    V and d, in ``linear``, are learnt; c and U change only in :meth:`refresh`. U is the symmetric (ZCA) root; gradient
+    V and d, in ``linear``, are learned; c and U change only in :meth:`refresh`. U is the symmetric (ZCA) root; gradient
     descent on V gives the same function with any other root, as they differ by a rotation.
 
     Args:

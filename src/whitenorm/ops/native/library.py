@@ -59,11 +59,3 @@ def load_library() -> Library:
         function.argtypes = [_TYPES[letter] for letter in types if letter != " "]
         function.restype = c_int
     return Library(functions, paths[0].stem)
-
-
-def call(name: str, *args: object) -> None:
-    """Call a function of the library; raise MemoryError if it is out of memory."""
-    functions = load_library().functions
-    assert functions is not None
-    if getattr(functions, name)(*args):
-        raise MemoryError(f"expected memory for the workspace of {name} (got none)")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.ops.native.library import call
-from whitenorm.ops.native.steps import LARGEST_SOLVED, MOST_STEPS, get_address, is_writable, parameter_argument
+from whitenorm.ops.native.steps import LARGEST_SOLVED, MOST_STEPS, call, get_address, is_writable, parameter_argument
 from whitenorm.ops.native.views import as_readable, as_readable_like, describe, matrix_argument
 
 

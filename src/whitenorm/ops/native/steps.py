@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whitenorm.ops.native.library import call
+from whitenorm.ops.native.library import load_library
 from whitenorm.ops.native.views import as_readable, as_readable_like, describe, matrix_argument, merge_samples
 from whitenorm.ops.torch import passes
 from whitenorm.ops.torch import solve as torch_solve
@@ -136,7 +136,7 @@ def input_gradient(
     assert out is not None
     result = out
     has_matrix = sample is not None or batch is not None
-    matrix, offset, mean = passes.combine_affine_grads(sample, batch) if has_matrix else (None, None, None)
+    matrix, offset, mean = torch_solve.combine_affine_grads(sample, batch) if has_matrix else (None, None, None)
     pooled, matrix_pooled = whitening.shape[0] == 1, matrix is None or matrix.shape[0] == 1
     if pooled and matrix_pooled:
         x, grad, out = merge_samples(x, grad, out)
@@ -247,3 +247,11 @@ def parameter_argument(tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor 
 
 def get_address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def call(name: str, *args: object) -> None:
+    """Call a function of the library; raise MemoryError if it is out of memory."""
+    functions = load_library().functions
+    assert functions is not None
+    if getattr(functions, name)(*args):
+        raise MemoryError(f"expected memory for the workspace of {name} (got none)")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from whitenorm._runtime import compute_dtype, may_read_values, may_write_in_place
+from whitenorm.ops.torch.solve import combine_affine_grads
 from whitenorm.ops.types import AffineGrad, MapGradients, Moments, Statistics
 
 if TYPE_CHECKING:
@@ -185,23 +186,6 @@ def add_affine_grads(
     else:
         offset = offset - matrix @ mean.unsqueeze(-1)
     return sum_maps([direct, Term(matrix, x, shift)], offset, None, out)
-
-
-def combine_affine_grads(sample: AffineGrad | None, batch: AffineGrad | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return matrix, offset ``(B, G, K, 1)`` and mean of one map ``matrix @ (x - mean) + offset``.
-
-    Where both are given, the mean is that of each sample, because x - mean is smallest there, however far away the
-    batch's mean is.
-    """
-    first = batch if sample is None else sample
-    assert first is not None
-    matrix, offset = first.matrix * (2 / first.num_values), first.offset.unsqueeze(-1) / first.num_values
-    if sample is None or batch is None:
-        return matrix, offset, first.mean
-    batch_matrix = batch.matrix * (2 / batch.num_values)
-    # Not batch_matrix @ vectors, which would copy the matrices for each sample.
-    moved = ((sample.mean - batch.mean).transpose(0, 1) @ batch_matrix[0].mT).transpose(0, 1)
-    return matrix + batch_matrix, offset + (batch.offset / batch.num_values + moved).unsqueeze(-1), sample.mean
 
 
 def needs_centring(x: Tensor, whitening: Tensor, mean: Tensor) -> bool:

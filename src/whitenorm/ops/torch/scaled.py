@@ -46,7 +46,7 @@ class Scale(NamedTuple):
             offset = offset.unsqueeze(-1)
             offset = offset if self.weight is None else offset * self.weight
             shift = offset if shift is None else offset + shift
-        # Two passes, each of which is vectorised, unlike addcmul with broadcast operands.
+        # Two passes, each of which is vectorized, unlike addcmul with broadcast operands.
         if self.weight is not None:
             split.mul_(self.weight)
         if shift is not None:

@@ -1,4 +1,4 @@
-"""The second step and its backward: from moments to the whitening matrix, and from its gradient to the moments'."""
+"""The steps on K×K matrices: from moments to the whitening matrix, and from its gradient to those of the moments."""
 
 from __future__ import annotations
 
@@ -66,6 +66,23 @@ def solve_backward(
     if method.statistics[0] in BATCH_STATISTICS:
         return StatisticsGrads(None, through, grad_weight, grad_bias, None)
     return StatisticsGrads(through, None, grad_weight, grad_bias, None)
+
+
+def combine_affine_grads(sample: AffineGrad | None, batch: AffineGrad | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return matrix, offset ``(B, G, K, 1)`` and mean of one map ``matrix @ (x - mean) + offset``.
+
+    Where both are given, the mean is that of each sample, because x - mean is smallest there, however far away the
+    batch's mean is.
+    """
+    first = batch if sample is None else sample
+    assert first is not None
+    matrix, offset = first.matrix * (2 / first.num_values), first.offset.unsqueeze(-1) / first.num_values
+    if sample is None or batch is None:
+        return matrix, offset, first.mean
+    batch_matrix = batch.matrix * (2 / batch.num_values)
+    # Not batch_matrix @ vectors, which would copy the matrices for each sample.
+    moved = ((sample.mean - batch.mean).transpose(0, 1) @ batch_matrix[0].mT).transpose(0, 1)
+    return matrix + batch_matrix, offset + (batch.offset / batch.num_values + moved).unsqueeze(-1), sample.mean
 
 
 def unfold_parameters(

@@ -49,7 +49,7 @@ def run(settings: Settings, context: Context) -> dict[str, Any]:
 
 
 def _has_solution(method: str, features: int, batch: int, groups: int = 1) -> bool:
-    """Whether centered values can have a covariance of full rank; otherwise no matrix can whiten them."""
+    """Return whether centered values can have a covariance of full rank; otherwise no matrix can whiten them."""
     dimension = {"bn": 1, "bw": features, "gn": 1, "gw": groups}[method]
     samples = batch if method in ("bn", "bw") else features // groups
     return samples > dimension

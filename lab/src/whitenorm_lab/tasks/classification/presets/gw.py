@@ -26,7 +26,7 @@ class GwImagenet(IternormImagenet):
 
 @dataclass
 class GwAdvanced(GwImagenet):
-    """``gw-imagenet`` with cosine schedule, label smoothing and mixup (GW, tab. A4).
+    """The preset gw-imagenet with cosine schedule, label smoothing and mixup (GW, tab. A4).
 
     Expected: top-1 accuracy 78.46 % (BN 77.16 %, GN 76.09 %), for resnext50_32x4d 80.07 (78.84, 76.90).
     Cost: 3143 PFLOPs.
