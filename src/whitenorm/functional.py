@@ -21,13 +21,13 @@ from whitenorm.ops.check import (
     check_statistics,
     fit_group_size,
 )
-from whitenorm.ops.dispatch import choose_kernels, sample_kernels, torch_kernels
+from whitenorm.ops.dispatch import choose_kernels, fused_kernels, torch_kernels
 from whitenorm.ops.distributed import Group
 from whitenorm.ops.fixed_map import apply_fixed_map
 from whitenorm.ops.layout import channel_groups, sample_groups
 from whitenorm.ops.masking import zero_masked
 from whitenorm.ops.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
-from whitenorm.ops.whiten import Plan, whiten_samples
+from whitenorm.ops.whiten import Plan, whiten_fused
 from whitenorm.ops.whiten import whiten as whiten_groups
 from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inverse_sqrt
 
@@ -97,6 +97,9 @@ def batch_whitening(
         check_batch(input, process_group)
         plan = _plan(input, group_size, ("bw",), solver, eps, group=process_group, masked=mask is not None)
         running = Running(running_mean, running_matrix, population, momentum, num_batches_tracked)
+        # Between the steps, ranks share their moments.
+        if mask is None and process_group is None:
+            return _whiten_by_one_statistic(input, plan, weight, bias, running)
         return whiten_groups(input, plan, weight, bias, mask=mask, running=running)
     if running_mean is None or running_matrix is None:
         raise ValueError(
@@ -138,7 +141,7 @@ def instance_whitening(
     """
     group_size = _check(input, eps, group_size, weight, bias)
     check_positions(input, "channel", math.prod(input.shape[2:]))
-    return _whiten_samples(input, _plan(input, group_size, ("iw",), solver, eps), weight, bias)
+    return _whiten_by_one_statistic(input, _plan(input, group_size, ("iw",), solver, eps), weight, bias)
 
 
 def group_whitening(
@@ -177,12 +180,12 @@ def group_whitening(
     solver = as_solver(solver)
     if num_groups == input.shape[1]:
         # With one channel in each, the groups are the channels, and γ and β fold into the matrix.
-        return _whiten_samples(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
+        return _whiten_by_one_statistic(input, _plan(input, num_groups, ("iw",), solver, eps), weight, bias)
     kernels = choose_kernels(input, solver, num_groups, is_per_sample=True)
     if kernels.handles_strides:
         layout = sample_groups(input, num_groups, may_be_dual=False, handles_strides=True)
         plan = Plan(layout, Method(("iw",), solver, eps, uses_sample=True), kernels)
-        return _whiten_samples(input, plan, weight, bias)
+        return _whiten_by_one_statistic(input, plan, weight, bias)
     reduced = solver.reduce(eps * (num_groups - input.shape[1] // num_groups))
     layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
     if layout.dual and reduced is not None:
@@ -361,12 +364,14 @@ def _plan(
     return Plan(layout, Method(statistics, solver, eps, scale, uses_sample, uses_batch), kernels, group)
 
 
-def _whiten_samples(input: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Whiten each sample by its own statistics, with fused kernels where these exist."""
-    fused = sample_kernels(plan.layout.split(input), plan.method.solver, plan.kernels)
+def _whiten_by_one_statistic(
+    input: Tensor, plan: Plan, weight: Tensor | None, bias: Tensor | None, running: Running | None = None
+) -> Tensor:
+    """Whiten by the statistic of each sample or of the batch, with fused kernels where these exist."""
+    fused = fused_kernels(plan.kernels, plan.layout, plan.method, input.shape)
     if fused is None:
-        return whiten_groups(input, plan, weight, bias)
-    return whiten_samples(input, plan, fused, weight, bias)
+        return whiten_groups(input, plan, weight, bias, running=running)
+    return whiten_fused(input, plan, fused, weight, bias, running)
 
 
 def _check(input: Tensor, eps: float, group_size: int | None, weight: Tensor | None, bias: Tensor | None) -> int:

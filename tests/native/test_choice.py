@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import whitenorm
 from tests.helpers.cases import TOKEN_LAYERS, assert_close, channel_layers, randomise, token_layers
-from whitenorm.ops.native import per_sample, steps
+from whitenorm.ops.native import fused, steps
 
 LAYERS = ["bw", "bw-sigma", "sw5", "iw", "gw"]
 WITHOUT_STATE = ["bw-untracked", "sw-untracked", "iw", "gw"]
@@ -25,7 +25,7 @@ def calls(monkeypatch):
         names.append(name)
         return call(name, *args)
 
-    for module in (steps, per_sample):
+    for module in (steps, fused):
         monkeypatch.setattr(module, "call", record)
     return names
 
@@ -65,12 +65,13 @@ def compare(function):
 # Sorted, so that all workers of a test run collect the same names.
 BATCH = ["wn_apply", "wn_input_gradient", "wn_map_gradients", "wn_moments", "wn_newton", "wn_newton_backward"]
 SAMPLES = ["wn_whiten_samples", "wn_whiten_samples_backward"]
+FUSED_BATCH = ["wn_whiten_batch", "wn_whiten_batch_backward"]
 
 
 @pytest.mark.parametrize("mode", ["native", "auto"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("name", "expected"), [("bw", BATCH), ("sw5", BATCH), ("iw", SAMPLES), ("gw", SAMPLES)], ids=str
+    ("name", "expected"), [("bw", FUSED_BATCH), ("sw5", BATCH), ("iw", SAMPLES), ("gw", SAMPLES)], ids=str
 )
 def test_steps_that_run(name, expected, dtype, mode, calls):
     whitenorm.set_kernels(mode)

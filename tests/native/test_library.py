@@ -119,7 +119,7 @@ def test_info(capsys):
 )
 def test_inputs_that_are_refused(x):
     with pytest.raises(ValueError, match=r"expected x\[N, G, K, J, P\] in float32, bfloat16 or float16 with K of at m"):
-        views.describe(x)
+        views.arrange(False, None, x)
 
 
 @pytest.mark.parametrize(

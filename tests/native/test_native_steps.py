@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers.cases import assert_close, contiguous, stride_two
 from whitenorm.ops import dispatch
-from whitenorm.ops.native import per_sample, steps
+from whitenorm.ops.native import steps
 from whitenorm.ops.types import MapGradients, Method, Mixing, Moments, Solution, Statistics
 from whitenorm.solvers import Newton
 
@@ -308,33 +308,40 @@ def test_solve(statistics, features, present):
             assert tensor == correct, name
 
 
-def whiten_by_torch(case, x, grad, weight, bias, eps, num_steps):
-    """Return output and gradients of whitening each sample, by the six steps in float64, one group at a time."""
+def whiten_by_torch(case, x, grad, weight, bias, eps, num_steps, pooled):
+    """Return output and gradients of whitening by the six steps in float64, one group at a time."""
     kernels, results = reference(case), []
-    method = Method(("iw",), Newton(num_steps), eps, uses_sample=True)
+    method = Method(("bw" if pooled else "iw",), Newton(num_steps), eps, uses_sample=not pooled, uses_batch=pooled)
     for g in range(case.shape[1]):
         group = slice(g, g + 1)
         (x_part, grad_part), parameters = slice_group(group, x, grad), slice_parameters(group, weight, bias)
-        statistics = kernels.moments(x_part, True, False)
+        statistics = kernels.moments(x_part, not pooled, pooled)
         solution = kernels.solve(statistics, method, None, None)
         y = kernels.apply(x_part, solution.whitening, solution.mean, *parameters, None)
         grads = kernels.map_gradients(grad_part, x_part, solution.whitening, solution.mean, *parameters)
         back = kernels.solve_backward(grads, solution, statistics, method, *parameters, None, False)
-        dx = kernels.input_gradient(grad_part, x_part, solution.whitening, parameters[0], back.sample, None, None)
+        dx = kernels.input_gradient(grad_part, x_part, solution.whitening, parameters[0], back.sample, back.batch, None)
         results.append((y, dx, back.weight, back.bias))
     y, dx, grad_weight, grad_bias = zip(*results, strict=True)
     small = [None if parts[0] is None else torch.cat(parts) for parts in (grad_weight, grad_bias)]
     return torch.cat(y, 1), torch.cat(dx, 1), *small
 
 
+def list_fused_cases():
+    samples = [(False, case) for case in CASES if case.shape[3] * case.shape[4] > 1]
+    batches = [(True, case) for case in CASES if case.shape[3] == 1 and case.shape[0] * case.shape[4] > 1]
+    return [pytest.param(*pair, id=f"{'batch' if pair[0] else 'samples'}-{pair[1]}") for pair in samples + batches]
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
-@pytest.mark.parametrize("case", [case for case in CASES if case.shape[3] * case.shape[4] > 1], ids=str)
-def test_samples(case, num_steps):
+@pytest.mark.parametrize(("pooled", "case"), list_fused_cases())
+def test_fused(pooled, case, num_steps):
     x, grad, weight, bias, _ = inputs = make_inputs(case, 1)
     out, dx = (torch.empty_like(case.layout(x)) for _ in range(2))
-    saved = per_sample.whiten_samples(x, weight, bias, 1e-2, num_steps, out)
-    small = per_sample.whiten_samples_backward(grad, x, weight, bias, 1e-2, num_steps, saved, dx)
-    expected = whiten_by_torch(case, *inputs.double()[:2], *inputs.double()[2:4], 1e-2, num_steps)
+    kernels = dispatch.NATIVE.fused_batch if pooled else dispatch.NATIVE.fused_samples
+    saved = kernels.whiten(x, weight, bias, 1e-2, num_steps, out)
+    small = kernels.backward(grad, x, weight, bias, 1e-2, num_steps, saved, dx)
+    expected = whiten_by_torch(case, *inputs.double()[:2], *inputs.double()[2:4], 1e-2, num_steps, pooled)
     names = [("output", case.dtype), ("input", case.dtype), ("γ", torch.float32), ("β", torch.float32)]
     for (name, dtype), tensor, correct in zip(names, (out, dx, *small), expected, strict=True):
         assert (tensor is None) == (correct is None), name

@@ -14,11 +14,11 @@ from torch import Tensor
 from whitenorm._runtime import is_forward_mode, is_transformed, may_write_in_place
 from whitenorm.ops import verified_gpus
 from whitenorm.ops.layout import Layout, is_channels_last
-from whitenorm.ops.native import per_sample, steps
+from whitenorm.ops.native import fused, steps
 from whitenorm.ops.native.library import load_library
 from whitenorm.ops.torch import dual, passes, scaled
 from whitenorm.ops.torch.solve import solve, solve_backward
-from whitenorm.ops.types import Kernels, SampleKernels
+from whitenorm.ops.types import FusedKernels, Kernels, Method
 from whitenorm.solvers.base import Solver
 from whitenorm.solvers.newton import Newton
 
@@ -40,9 +40,12 @@ NATIVE = Kernels(
     steps.map_gradients,
     steps.solve_backward,
     steps.input_gradient,
-    per_sample,
+    FusedKernels(fused.is_supported, fused.whiten_samples, fused.whiten_samples_backward),
+    FusedKernels(fused.is_supported, fused.whiten_batch, fused.whiten_batch_backward),
     handles_strides=True,
 )
+# For solvers other than Newton's, and for larger matrices.
+_NATIVE_PASSES = NATIVE._replace(solve=solve, solve_backward=solve_backward, fused_samples=None, fused_batch=None)
 
 
 def set_kernels(mode: str) -> None:
@@ -118,7 +121,7 @@ def choose_kernels(
         ):
             return NATIVE
         # Where torch solves, its passes over x were measured to be as fast.
-        return NATIVE._replace(solve=solve, solve_backward=solve_backward) if _mode == "native" else TORCH
+        return _NATIVE_PASSES if _mode == "native" else TORCH
     if not _takes_triton(x):
         return TORCH
     solved = solver is None or (type(solver) is Newton and features <= _LARGEST_SOLVED)
@@ -132,11 +135,15 @@ def torch_kernels(layout: Layout) -> Kernels:
     return SCALED if layout.groups_as_features else TORCH
 
 
-def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> SampleKernels | None:
-    """Return the fused kernels for samples ``x[N, G, K, J, P]``, or None if there are none for these."""
-    if kernels.samples is None or type(solver) is not Newton:
+def fused_kernels(kernels: Kernels, layout: Layout, method: Method, shape: torch.Size) -> FusedKernels | None:
+    """Return the kernels that whiten an input of a shape by a method in one call, or None if there are none."""
+    solver = method.solver
+    if type(solver) is not Newton or len(method.statistics) > 1 or method.scale != 1:
         return None
-    return kernels.samples if kernels.samples.is_supported(x, solver.steps) else None
+    fused = kernels.fused_batch if method.uses_batch else kernels.fused_samples
+    if fused is None or not fused.is_supported(layout.split_shape(shape), solver.steps):
+        return None
+    return fused
 
 
 def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
@@ -216,7 +223,7 @@ def _load_triton() -> Kernels:
         map_gradients.map_gradients,
         solve_backward.solve_backward,
         input_gradient.input_gradient,
-        per_sample,
+        FusedKernels(per_sample.is_supported, per_sample.whiten_samples, per_sample.whiten_samples_backward),
         handles_strides=True,
         saves_mixed_cov=True,
     )

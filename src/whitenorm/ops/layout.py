@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from whitenorm._runtime import is_transformed, may_write_in_place
@@ -54,6 +55,11 @@ class Layout(NamedTuple):
         run = (1, n * positions) if self.pooled else (n, positions)
         rows = x.movedim(1, x.ndim - 1).reshape(*run, self.groups, self.features)
         return rows.permute(0, 2, 3, 1).unsqueeze(3)
+
+    def split_shape(self, shape: torch.Size) -> tuple[int, ...]:
+        """Return the shape of :meth:`split`, where samples stay apart and K and J are not exchanged."""
+        n, channels, *sizes = shape
+        return n, self.groups, self.features, channels // (self.groups * self.features), math.prod(sizes)
 
     def join(self, y: Tensor, like: Tensor) -> Tensor:
         """Undo :meth:`split`: return y in the shape of ``like``, which this layout was made for, and its format."""

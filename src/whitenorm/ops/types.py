@@ -186,18 +186,24 @@ class InputGradientStep(Protocol):
     ) -> Tensor: ...
 
 
-class SampleKernels(Protocol):
-    """All steps at once for whitening per sample by Newton's iteration; a module of a backend."""
+class Supports(Protocol):
+    """Return whether fused kernels are for ``x[N, G, K, J, P]`` of a shape, and a number of Newton's steps."""
 
-    def is_supported(self, x: Tensor, steps: int) -> bool:
-        """Return whether the kernels are for samples of ``x[N, G, K, J, P]`` and this number of steps."""
+    def __call__(self, shape: tuple[int, ...], steps: int) -> bool: ...
 
-    def whiten_samples(
+
+class WhitenStep(Protocol):
+    """Write γ·W(x - mean) + β to ``out``, and return tensors for :class:`WhitenBackwardStep`."""
+
+    def __call__(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, steps: int, out: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Write γ·W(x - mean) + β to ``out``, and return tensors for :meth:`whiten_samples_backward`."""
+    ) -> tuple[Tensor, ...]: ...
 
-    def whiten_samples_backward(
+
+class WhitenBackwardStep(Protocol):
+    """Write the gradient of x to ``out``, and return those of γ and β ``(G, K, J)``."""
+
+    def __call__(
         self,
         grad: Tensor,
         x: Tensor,
@@ -207,12 +213,22 @@ class SampleKernels(Protocol):
         steps: int,
         saved: tuple[Tensor, ...],
         out: Tensor,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Write the gradient of x to ``out``, and return those of γ and β ``(G, K, J)``."""
+    ) -> tuple[Tensor | None, Tensor | None]: ...
+
+
+class FusedKernels(NamedTuple):
+    """All steps at once, for one statistic and Newton's iteration.
+
+    Kernels for the batch return mean, covariance and whitening matrix, with which running statistics are updated.
+    """
+
+    is_supported: Supports
+    whiten: WhitenStep
+    backward: WhitenBackwardStep
 
 
 class Kernels(NamedTuple):
-    """The six steps of a backend, and its fused steps for samples.
+    """The six steps of a backend, and its fused kernels for statistics of each sample and of the batch.
 
     With ``handles_strides`` they take x as it lies in memory; otherwise :mod:`whitenorm.ops.layout` copies it where
     another order is faster. With ``saves_mixed_cov`` the covariance of a mix is saved for backward rather than pooled
@@ -225,6 +241,7 @@ class Kernels(NamedTuple):
     map_gradients: MapGradientsStep
     solve_backward: SolveBackwardStep
     input_gradient: InputGradientStep
-    samples: SampleKernels | None = None
+    fused_samples: FusedKernels | None = None
+    fused_batch: FusedKernels | None = None
     handles_strides: bool = False
     saves_mixed_cov: bool = False

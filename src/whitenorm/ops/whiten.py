@@ -26,7 +26,8 @@ from whitenorm.ops.layout import Layout, run_into
 from whitenorm.ops.masking import fill_masked_with_mean, rescale_to_valid_count, zero_masked
 from whitenorm.ops.running import update_running
 from whitenorm.ops.torch.solve import pool
-from whitenorm.ops.types import Kernels, Method, Mixing, Moments, Running, Solution, Statistics
+from whitenorm.ops.types import FusedKernels, Kernels, Method, Mixing, Moments, Running, Solution, Statistics
+from whitenorm.solvers.newton import Newton
 
 
 class Plan(NamedTuple):
@@ -284,41 +285,56 @@ def _backward_differentiably(inputs: Inputs, plan: Plan, grad: Tensor) -> list[T
     return vjp_of_optional(forward, inputs[:5])(grad)
 
 
-def whiten_samples(x: Tensor, plan: Plan, fused: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Whiten each sample of ``(N, C, ...)`` with fused kernels, forward and backward in one visit of x each.
+def whiten_fused(
+    x: Tensor,
+    plan: Plan,
+    fused: FusedKernels,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: Running | None = None,
+) -> Tensor:
+    """Whiten ``(N, C, ...)`` by one statistic with one call of the kernels forward and one backward.
 
     Saved for backward are x, the parameters and the small tensors that the kernels return.
     """
-    result: Tensor = _WhitenSamples.apply(x, weight, bias, plan, fused)
+    result: Tensor = _WhitenFused.apply(x, weight, bias, plan, fused, running)
     return result
 
 
-class _WhitenSamples(torch.autograd.Function):
+class _WhitenFused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, plan, fused):  # type: ignore[no-untyped-def]
-        whole, out = plan.layout.allocate(x)
-        saved = fused.whiten_samples(*_kernel_arguments(Inputs(x, weight, bias), plan), out)
+    def forward(ctx, x, weight, bias, plan, fused, running):  # type: ignore[no-untyped-def]
+        layout = plan.layout
+        whole, out = layout.allocate(x)
+        split, *arguments = _kernel_arguments(x, weight, bias, plan)
+        saved = fused.whiten(split, *arguments, out)
+        if running is not None:
+            mean, cov, whitening = saved
+            update_running(running, Moments(mean, cov, layout.num_values(split)), whitening)
         ctx.save_for_backward(x, weight, bias, *saved)
         ctx.plan, ctx.fused = plan, fused
-        return plan.layout.finish(whole, out)
+        return layout.finish(whole, out)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight, bias, *saved = ctx.saved_tensors
-        inputs, layout = Inputs(x, weight, bias), ctx.plan.layout
+        layout = ctx.plan.layout
         if not may_write_in_place():
             # Second derivatives, or a batch of gradients under vmap.
             plan = ctx.plan._replace(kernels=torch_kernels(layout))
-            with no_autocast(inputs.x):
-                return *_backward_differentiably(inputs, plan, grad)[:3], None, None
-        whole, out = layout.allocate(inputs.x)
-        arguments = _kernel_arguments(inputs, ctx.plan)
-        grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, tuple(saved), out)
-        small = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
-        return layout.finish(whole, out), *small, None, None
+            with no_autocast(x):
+                return *_backward_differentiably(Inputs(x, weight, bias), plan, grad)[:3], None, None, None
+        whole, out = layout.allocate(x)
+        arguments = _kernel_arguments(x, weight, bias, ctx.plan)
+        grads = ctx.fused.backward(layout.split(grad), *arguments, tuple(saved), out)
+        grad_weight, grad_bias = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
+        return layout.finish(whole, out), grad_weight, grad_bias, None, None, None
 
 
-def _kernel_arguments(inputs: Inputs, plan: Plan) -> tuple[Any, ...]:
-    x, weight, bias, *_ = _split(inputs, plan.layout)
-    solver: Any = plan.method.solver
-    return x, weight, bias, plan.method.eps, solver.steps
+def _kernel_arguments(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Any, ...]:
+    """Return x, γ and β split, ε and the number of steps."""
+    layout, solver, dtype = plan.layout, plan.method.solver, compute_dtype(x.dtype)
+    assert isinstance(solver, Newton)
+    weight = None if weight is None else layout.split_parameter(weight.to(dtype))
+    bias = None if bias is None else layout.split_parameter(bias.to(dtype))
+    return layout.split(x), weight, bias, plan.method.eps, solver.steps

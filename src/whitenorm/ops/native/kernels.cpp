@@ -120,21 +120,25 @@ struct Moments {
     move_mean(other.mean, other.count);
   }
 
-  // Write the mean and the covariance (k, k), plus ε on its diagonal.
-  void finish(float eps, float* mean_out, float* cov_out) const {
+  // Write the mean and the covariance (k, k).
+  void finish(float* mean_out, float* cov_out) const {
     float scale = 1.0f / count;
     for (Index i = 0; i < k; i++) mean_out[i] = static_cast<float>(mean[i]);
     for (Index i = 0; i < k; i++) {
       for (Index j = i; j < k; j++) cov_out[i * k + j] = cov_out[j * k + i] = products[i * stride + j] * scale;
-      cov_out[i * k + i] += eps;
     }
   }
 };
 
-// Copy a matrix (k, k) to one with padded rows, or back.
-static void pad(Index k, const float* matrix, Index stride, float* out) {
-  for (Index i = 0; i < k; i++) memcpy(out + i * stride, matrix + i * k, sizeof(float) * k);
+// Copy a matrix (k, k) to one with padded rows, plus ε on its diagonal.
+static void pad(Index k, const float* matrix, Index stride, float* out, float eps = 0) {
+  for (Index i = 0; i < k; i++) {
+    memcpy(out + i * stride, matrix + i * k, sizeof(float) * k);
+    out[i * stride + i] += eps;
+  }
 }
+
+// Copy a matrix with padded rows to one of (k, k).
 static void unpad(Index k, const float* matrix, Index stride, float* out) {
   for (Index i = 0; i < k; i++) memcpy(out + i * k, matrix + i * stride, sizeof(float) * k);
 }
@@ -345,7 +349,7 @@ using namespace whitenorm;
 extern "C" {
 
 // A number that changes with the interface; ops/native/library.py has the same.
-WN_EXPORT int wn_version() { return 1; }
+WN_EXPORT int wn_version() { return 2; }
 
 // Means (B, G, K) and covariances (B, G, K, K); B is N, or 1 if pooled.
 WN_EXPORT int wn_moments(char* x_data, const View* view, int pooled, float* mean, float* cov, int threads) {
@@ -369,7 +373,7 @@ WN_EXPORT int wn_moments(char* x_data, const View* view, int pooled, float* mean
         moments.add(memory, tile.count);
       }
       if (parts == 1) {
-        moments.finish(0, mean + entry * k, cov + entry * k * k);
+        moments.finish(mean + entry * k, cov + entry * k * k);
       } else {
         counts[task] = moments.count;
       }
@@ -387,7 +391,7 @@ WN_EXPORT int wn_moments(char* x_data, const View* view, int pooled, float* mean
           counts[first + part] = moments.count;
         }
       }
-      at(first).finish(0, mean + entry * k, cov + entry * k * k);
+      at(first).finish(mean + entry * k, cov + entry * k * k);
     }
   }
   free(partial);
@@ -502,23 +506,23 @@ WN_EXPORT int wn_input_gradient(char* grad_data, const View* grad_view, char* x_
   });
 }
 
-// Whitening matrices of `count` covariances (k, k) by Newton's iteration.
-WN_EXPORT int wn_newton(const float* cov, Index count, Index k, int steps, float* whitening, int threads) {
+// Whitening matrices of `count` covariances (k, k) plus ε by Newton's iteration.
+WN_EXPORT int wn_newton(const float* cov, Index count, Index k, float eps, int steps, float* whitening, int threads) {
   const Index padded = round_up(k, LANES) * round_up(k, LANES), stride = round_up(k, LANES);
   const double work = double(count) * k * k * k * 3 * maximum(1, steps);
   return run_parallel(count, count_threads(threads, count, work), NewtonSpace::floats(k) + 2 * padded,
                       [&](Index i, float* memory) {
     NewtonSpace space(k, memory);
     float *own = memory + NewtonSpace::floats(k), *result = own + padded;
-    pad(k, cov + i * k * k, stride, own);
+    pad(k, cov + i * k * k, stride, own, eps);
     solve_newton(space, own, steps, result);
     unpad(k, result, stride, whitening + i * k * k);
   });
 }
 
 // Gradients of the covariances from those of the whitening matrices.
-WN_EXPORT int wn_newton_backward(const float* grad, const float* cov, const float* whitening, Index count, Index k, int steps,
-                                 float* grad_cov, int threads) {
+WN_EXPORT int wn_newton_backward(const float* grad, const float* cov, const float* whitening, Index count, Index k, float eps,
+                                 int steps, float* grad_cov, int threads) {
   const Index padded = round_up(k, LANES) * round_up(k, LANES), stride = round_up(k, LANES);
   const double work = double(count) * k * k * k * 8 * maximum(1, steps);
   return run_parallel(count, count_threads(threads, count, work), NewtonSpace::floats(k) + 4 * padded,
@@ -527,15 +531,15 @@ WN_EXPORT int wn_newton_backward(const float* grad, const float* cov, const floa
     float *own_grad = memory + NewtonSpace::floats(k), *own_cov = own_grad + padded, *own_whitening = own_cov + padded,
           *result = own_whitening + padded;
     pad(k, grad + i * k * k, stride, own_grad);
-    pad(k, cov + i * k * k, stride, own_cov);
+    pad(k, cov + i * k * k, stride, own_cov, eps);
     pad(k, whitening + i * k * k, stride, own_whitening);
     differentiate_newton(space, own_grad, own_cov, own_whitening, steps, result);
     unpad(k, result, stride, grad_cov + i * k * k);
   });
 }
 
-// Whiten each sample by its own statistics. Written for backward: means (N, G, K), covariances plus ε and whitening
-// matrices (N, G, K, K).
+// Whiten each sample by its own statistics. Written for backward: means (N, G, K), covariances and whitening matrices
+// (N, G, K, K).
 WN_EXPORT int wn_whiten_samples(char* x_data, const View* view, char* y_data, const View* y_view, const float* gamma,
                       const float* beta, float eps, int steps, float* mean, float* cov, float* whitening, int threads) {
   const View& v = *view;
@@ -558,8 +562,8 @@ WN_EXPORT int wn_whiten_samples(char* x_data, const View* view, char* y_data, co
       load_tile_by_value(x, t, tile, n, g, nullptr, values);
       moments.add(values, tile.count);
     }
-    moments.finish(eps, mean + task * k, cov + task * k * k);
-    pad(k, cov + task * k * k, stride, own_cov);
+    moments.finish(mean + task * k, cov + task * k * k);
+    pad(k, cov + task * k * k, stride, own_cov, eps);
     solve_newton(space, own_cov, steps, own_whitening);
     unpad(k, own_whitening, stride, whitening + task * k * k);
     for (Index index = 0; index < t.tiles(); index++) {
@@ -572,7 +576,8 @@ WN_EXPORT int wn_whiten_samples(char* x_data, const View* view, char* y_data, co
 // The gradients of x, and of γ and β (G, K, J), from what wn_whiten_samples wrote.
 WN_EXPORT int wn_whiten_samples_backward(char* grad_data, const View* grad_view, char* x_data, const View* view, char* out_data,
                                const View* out_view, const float* gamma, const float* mean, const float* cov,
-                               const float* whitening, int steps, float* grad_gamma, float* grad_beta, int threads) {
+                               const float* whitening, float eps, int steps, float* grad_gamma, float* grad_beta,
+                               int threads) {
   const View& v = *view;
   const Tensor grad{grad_data, grad_view}, x{x_data, view}, out{out_data, out_view};
   const Traversal t(v, TWO_TILES);
@@ -597,7 +602,7 @@ WN_EXPORT int wn_whiten_samples_backward(char* grad_data, const View* grad_view,
       MapGradients map(k, sums);
       map.add_scaled(grad, x, t, n, g, entry_mean, entry_whitening, scale, partial + 2 * part * width,
                      partial + (2 * part + 1) * width, grads, result, values);
-      pad(k, cov + entry * k * k, stride, own_cov);
+      pad(k, cov + entry * k * k, stride, own_cov, eps);
       pad(k, entry_whitening, stride, own_whitening);
       differentiate_newton(space, map.matrix, own_cov, own_whitening, steps, grad_cov);
       for (Index i = 0; i < k; i++) {
@@ -624,6 +629,53 @@ WN_EXPORT int wn_whiten_samples_backward(char* grad_data, const View* grad_view,
     grad_beta[i] = beta_sum;
   }
   free(partial);
+  return failed;
+}
+
+// Whiten all samples by the statistics that they share, for features of one channel. Written for backward: means (G, K),
+// covariances and whitening matrices (G, K, K).
+WN_EXPORT int wn_whiten_batch(char* x_data, const View* view, char* y_data, const View* y_view, const float* gamma,
+                      const float* beta, float eps, int steps, float* mean, float* cov, float* whitening, int threads) {
+  return wn_moments(x_data, view, 1, mean, cov, threads) |
+         wn_newton(cov, view->groups, view->features, eps, steps, whitening, threads) |
+         wn_apply(x_data, view, y_data, y_view, whitening, mean, 1, gamma, beta, threads);
+}
+
+// The gradients of x, and of γ and β (G, K), from what wn_whiten_batch wrote.
+WN_EXPORT int wn_whiten_batch_backward(char* grad_data, const View* grad_view, char* x_data, const View* view, char* out_data,
+                             const View* out_view, const float* gamma, const float* mean, const float* cov,
+                             const float* whitening, float eps, int steps, float* grad_gamma, float* grad_beta,
+                             int threads) {
+  const Index groups = view->groups, k = view->features, size = groups * k * k, values = view->n * view->positions;
+  float* memory = static_cast<float*>(malloc(sizeof(float) * (2 * size + groups * k)));
+  if (memory == nullptr) return 1;
+  float *matrix = memory, *grad_cov = matrix + size, *offset = grad_cov + size;
+  int failed = wn_map_gradients(grad_data, grad_view, x_data, view, mean, 1, nullptr, nullptr, matrix, grad_beta, nullptr,
+                                nullptr, threads);
+  for (Index row = 0; row < groups * k; row++) {  // the map is γ·W
+    const float factor = gamma == nullptr ? 1.0f : gamma[row];
+    float* gradients = matrix + row * k;
+    float along = 0;
+    for (Index j = 0; j < k; j++) {
+      along += gradients[j] * whitening[row * k + j];
+      gradients[j] *= factor;
+    }
+    grad_gamma[row] = along;
+  }
+  failed |= wn_newton_backward(matrix, cov, whitening, groups, k, eps, steps, grad_cov, threads);
+  for (Index i = 0; i < size; i++) grad_cov[i] *= 2.0f / values;
+  for (Index g = 0; g < groups; g++) {  // through the mean: -Wᵀ γ·grad
+    float* through_mean = offset + g * k;
+    memset(through_mean, 0, sizeof(float) * k);
+    for (Index i = 0; i < k; i++) {
+      const Index row = g * k + i;
+      const float factor = (gamma == nullptr ? 1.0f : gamma[row]) * grad_beta[row] / values;
+      for (Index j = 0; j < k; j++) through_mean[j] -= factor * whitening[row * k + j];
+    }
+  }
+  failed |= wn_input_gradient(grad_data, grad_view, x_data, view, out_data, out_view, whitening, 1, gamma, grad_cov, offset,
+                              mean, 1, threads);
+  free(memory);
   return failed;
 }
 

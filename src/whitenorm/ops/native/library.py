@@ -17,17 +17,19 @@ import torch
 # The binary for each of torch's CPU capabilities, from the best to the one that every CPU runs.
 _BINARIES = {"AVX512": "kernels-avx512.so", "AVX2": "kernels-avx2.so", "DEFAULT": "kernels-portable.so"}
 # Changes with the arguments of the functions below; the same number as in kernels.cpp.
-_VERSION = 1
+_VERSION = 2
 
 _ARGUMENTS = {
     "wn_moments": "xv i pp i",
     "wn_apply": "xv xv pp i pp i",
     "wn_map_gradients": "xv xv p i pp pppp i",
     "wn_input_gradient": "xv xv xv p i p ppp i i",
-    "wn_newton": "p ll i p i",
-    "wn_newton_backward": "ppp ll i p i",
+    "wn_newton": "p ll f i p i",
+    "wn_newton_backward": "ppp ll f i p i",
     "wn_whiten_samples": "xv xv pp f i ppp i",
-    "wn_whiten_samples_backward": "xv xv xv p ppp i pp i",
+    "wn_whiten_samples_backward": "xv xv xv p ppp f i pp i",
+    "wn_whiten_batch": "xv xv pp f i ppp i",
+    "wn_whiten_batch_backward": "xv xv xv p ppp f i pp i",
 }
 _TYPES = {"x": c_void_p, "v": c_void_p, "p": c_void_p, "i": c_int, "l": c_int64, "f": c_float}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whitenorm.ops.native.library import load_library
-from whitenorm.ops.native.views import as_readable, as_readable_like, describe, matrix_argument, merge_samples
+from whitenorm.ops.native.views import arrange, matrix_argument
 from whitenorm.ops.torch import passes
 from whitenorm.ops.torch import solve as torch_solve
 from whitenorm.ops.types import (
@@ -40,14 +40,13 @@ def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
 
 
 def _moments(x: Tensor, pooled: bool) -> Moments:
-    num_values = x.shape[3] * x.shape[4] * (x.shape[0] if pooled else 1)
-    (x,) = merge_samples(x) if pooled else (x,)
-    x = as_readable(x)
-    n, groups, features = x.shape[:3]
+    n, groups, features, channels, positions = x.shape
+    num_values = channels * positions * (n if pooled else 1)
     size = (1 if pooled else n, groups, features)
+    (x,), (view,) = arrange(pooled, None, x)
     mean = x.new_empty(size, dtype=torch.float32)
     cov = x.new_empty((*size, features), dtype=torch.float32)
-    call("wn_moments", x.data_ptr(), describe(x), pooled, mean.data_ptr(), cov.data_ptr(), torch.get_num_threads())
+    call("wn_moments", x.data_ptr(), view, pooled, mean.data_ptr(), cov.data_ptr(), torch.get_num_threads())
     return Moments(mean, cov, num_values)
 
 
@@ -60,11 +59,8 @@ def apply(
     out: Tensor | None,
 ) -> Tensor:
     assert out is not None
-    result, pooled = out, whitening.shape[0] == 1
-    if pooled:
-        x, out = merge_samples(x, out)
-    x = as_readable(x)
-    written = out if is_writable(out, x) else torch.empty_like(x, dtype=out.dtype)
+    pooled = whitening.shape[0] == 1
+    (x, written), views = arrange(pooled, out, x)
     n, groups, features, channels, _ = x.shape
     entries = 1 if pooled else n
     whitening = matrix_argument(whitening, (entries, groups, features, features))
@@ -73,9 +69,9 @@ def apply(
     call(
         "wn_apply",
         x.data_ptr(),
-        describe(x),
+        views[0],
         written.data_ptr(),
-        describe(written),
+        views[1],
         whitening.data_ptr(),
         get_address(mean),
         pooled,
@@ -83,19 +79,14 @@ def apply(
         get_address(bias),
         torch.get_num_threads(),
     )
-    if written is not out:
-        out.copy_(written)
-    return result
+    return out if written is out else out.copy_(written)
 
 
 def map_gradients(
     grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> MapGradients:
     pooled = whitening.shape[0] == 1
-    if pooled:
-        x, grad = merge_samples(x, grad)
-    x = as_readable(x)
-    grad = as_readable_like(grad, x)
+    (x, grad), views = arrange(pooled, None, x, grad)
     n, groups, features, channels, _ = x.shape
     entries = 1 if pooled else n
     mean = matrix_argument(mean.expand(entries, -1, -1), (entries, groups, features))
@@ -108,9 +99,9 @@ def map_gradients(
     call(
         "wn_map_gradients",
         grad.data_ptr(),
-        describe(grad),
+        views[1],
         x.data_ptr(),
-        describe(x),
+        views[0],
         mean.data_ptr(),
         pooled,
         whitening.data_ptr() if scaled else None,
@@ -134,15 +125,10 @@ def input_gradient(
     out: Tensor | None,
 ) -> Tensor:
     assert out is not None
-    result = out
     has_matrix = sample is not None or batch is not None
     matrix, offset, mean = torch_solve.combine_affine_grads(sample, batch) if has_matrix else (None, None, None)
     pooled, matrix_pooled = whitening.shape[0] == 1, matrix is None or matrix.shape[0] == 1
-    if pooled and matrix_pooled:
-        x, grad, out = merge_samples(x, grad, out)
-    x = as_readable(x)
-    grad = as_readable_like(grad, x)
-    written = out if is_writable(out, x) else torch.empty_like(x, dtype=out.dtype)
+    (x, grad, written), views = arrange(pooled and matrix_pooled, out, x, grad)
     n, groups, features, channels, _ = x.shape
     whitening = matrix_argument(whitening, (1 if pooled else n, groups, features, features))
     entries = 1 if matrix_pooled else n
@@ -154,11 +140,11 @@ def input_gradient(
     call(
         "wn_input_gradient",
         grad.data_ptr(),
-        describe(grad),
+        views[1],
         x.data_ptr(),
-        describe(x),
+        views[0],
         written.data_ptr(),
-        describe(written),
+        views[2],
         whitening.data_ptr(),
         pooled,
         get_address(weight),
@@ -168,9 +154,7 @@ def input_gradient(
         matrix_pooled,
         torch.get_num_threads(),
     )
-    if written is not out:
-        out.copy_(written)
-    return result
+    return out if written is out else out.copy_(written)
 
 
 class _NativeNewton(Solver):
@@ -188,6 +172,7 @@ class _NativeNewton(Solver):
             cov.data_ptr(),
             count,
             size,
+            0.0,
             self.steps,
             whitening.data_ptr(),
             torch.get_num_threads(),
@@ -205,6 +190,7 @@ class _NativeNewton(Solver):
             whitening.data_ptr(),
             count,
             size,
+            0.0,
             self.steps,
             grad_cov.data_ptr(),
             torch.get_num_threads(),
@@ -234,11 +220,6 @@ def solve_backward(
     return torch_solve.solve_backward(
         grads, solution, statistics, _with_native_newton(method), weight, bias, mixing, batch_is_constant
     )
-
-
-def is_writable(out: Tensor, x: Tensor) -> bool:
-    """Return whether the kernels can write to ``out`` in the order in which they read x."""
-    return as_readable_like(out, x) is out
 
 
 def parameter_argument(tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:

@@ -15,38 +15,39 @@ _SHORTEST = 16
 LARGEST = 1024
 
 
-def merge_samples(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return ``x[N, G, K, 1, P]`` as ``(1, G, K, 1, N·P)`` if all tensors can be viewed so, else as they are.
+def arrange(merges: bool, out: Tensor | None, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[object, ...]]:
+    """Return inputs ``x[N, G, K, J, P]`` and ``out`` as the kernels take them, and a description of each.
 
-    Values that share their statistics fill the kernels' tiles, as those of vectors and of channels-last images.
+    Inputs that cannot be read in place, in the order of the first one, are copied. If ``out`` cannot be written in
+    place, a new tensor is returned instead. With ``merges``, samples are described as one, ``(1, G, K, 1, N·P)``, where
+    that is possible: values that share their statistics, as those of vectors, then fill the kernels' tiles.
     """
-    for x in tensors:
-        n, _, _, channels, positions = x.shape
-        if channels != 1 or (positions > 1 and n > 1 and x.stride(0) != positions * x.stride(4)):
-            return tensors
-    return tuple([_merge(x) for x in tensors])
+    tensors = inputs if out is None else (*inputs, out)
+    views = _describe_plain(merges, *tensors)
+    if views is not None:
+        return tensors, views
+    x = inputs[0] if _describe_plain(merges, inputs[0]) is not None else _copy_contiguous(inputs[0])
+    tensors = (x,)
+    for other in inputs[1:]:
+        if _describe_plain(merges, x, other) is None:
+            other = _copy(other, torch.empty_like(x, dtype=other.dtype))
+        tensors = (*tensors, other)
+    if out is not None:
+        written = out if _describe_plain(merges, x, out) is not None else torch.empty_like(x, dtype=out.dtype)
+        tensors = (*tensors, written)
+    views = _describe_plain(merges, *tensors)
+    assert views is not None
+    return tensors, views
 
 
-def _merge(x: Tensor) -> Tensor:
-    n, groups, features, _, positions = x.shape
-    stride = x.stride(4) if positions > 1 else x.stride(0)
-    shape, strides = (1, groups, features, 1, n * positions), (0, x.stride(1), x.stride(2), 0, stride)
-    return x.as_strided(shape, strides)
+def _copy(tensor: Tensor, empty: Tensor) -> Tensor:
+    # The result of copy_ would be of the subclass.
+    empty.copy_(tensor)
+    return empty
 
 
-def as_readable(x: Tensor) -> Tensor:
-    """Return x, copied if the kernels cannot read its strides: values or features must be neighbours in memory."""
-    if not _is_plain(x):
-        return torch.empty(x.shape, dtype=x.dtype, device="cpu").copy_(x)
-    return x if _is_readable(x) else x.contiguous()
-
-
-def as_readable_like(grad: Tensor, x: Tensor) -> Tensor:
-    """Return grad, copied to the strides of x if they are not visited in the same order."""
-    same_order = grad.stride() == x.stride() or (_is_readable(grad) and _visits_channels(grad) == _visits_channels(x))
-    if same_order and _is_plain(grad):
-        return grad
-    return torch.empty_like(x, dtype=grad.dtype).copy_(grad)
+def _copy_contiguous(tensor: Tensor) -> Tensor:
+    return _copy(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -58,31 +59,53 @@ def _is_plain(x: Tensor) -> bool:
     return type(x) is Tensor and not x.is_neg() and not x._is_zerotensor()
 
 
-def _visits_channels(x: Tensor) -> bool:
-    """Return whether the kernels visit the positions of one channel after the other; see Traversal in tile.h."""
-    return x.shape[3] == 1 or (x.shape[4] > 1 and x.stride(4) == 1)
-
-
-def _is_readable(x: Tensor) -> bool:
-    if not _visits_channels(x) and x.shape[4] > 1 and x.shape[3] < _SHORTEST:
-        return False
-    dim = 4 if _visits_channels(x) else 3
-    return x.shape[dim] == 1 or x.stride(dim) == 1 or x.shape[2] == 1 or x.stride(2) == 1
-
-
-def describe(x: Tensor) -> object:
-    """Return what the kernels know of a tensor beside its address, for an argument of type ``View*``."""
-    return _describe(x.shape, x.stride(), x.dtype)
+def _describe_plain(merges: bool, *tensors: Tensor) -> tuple[object, ...] | None:
+    """Return arguments of type ``View*`` for tensors of one shape, or None if one cannot be used in place."""
+    for tensor in tensors:
+        if tensor.shape != tensors[0].shape:
+            raise ValueError(f"expected tensors of one shape (got {[tuple(tensor.shape) for tensor in tensors]})")
+        if not _is_plain(tensor):
+            return None
+    strides = tuple([tensor.stride() for tensor in tensors])
+    return _describe(merges, tensors[0].shape, strides, tuple([tensor.dtype for tensor in tensors]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _describe(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> object:
-    if len(shape) != 5 or min(shape) < 1 or shape[2] > LARGEST or dtype not in DTYPES:
+def _describe(
+    merges: bool, shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...]
+) -> tuple[object, ...] | None:
+    if len(shape) != 5 or min(shape) < 1 or shape[2] > LARGEST or not set(dtypes) <= set(DTYPES):
         raise ValueError(
             f"expected x[N, G, K, J, P] in float32, bfloat16 or float16 with K of at most {LARGEST} "
-            f"(got shape {tuple(shape)} in {dtype})"
+            f"(got shape {tuple(shape)} in {', '.join(map(str, dtypes))})"
         )
-    return (ctypes.c_int64 * 11)(*shape, *strides, DTYPES[dtype])
+    if merges and all(_is_mergeable(shape, own) for own in strides):
+        n, groups, features, _, positions = shape
+        strides = tuple([(0, own[1], own[2], 0, own[4] if positions > 1 else own[0]) for own in strides])
+        shape = (1, groups, features, 1, n * positions)
+    visits_channels = _visits_channels(shape, strides[0])
+    for own in strides:
+        if _visits_channels(shape, own) != visits_channels or not _is_usable(shape, own):
+            return None
+    return tuple([(ctypes.c_int64 * 11)(*shape, *own, DTYPES[d]) for own, d in zip(strides, dtypes, strict=True)])
+
+
+def _is_mergeable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    n, _, _, channels, positions = shape
+    return channels == 1 and (positions == 1 or n == 1 or strides[0] == positions * strides[4])
+
+
+def _visits_channels(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether the kernels visit the positions of one channel after the other; see Traversal in tile.h."""
+    return shape[3] == 1 or (shape[4] > 1 and strides[4] == 1)
+
+
+def _is_usable(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether values or features are neighbours in memory, in runs that are worth following."""
+    if not _visits_channels(shape, strides) and shape[4] > 1 and shape[3] < _SHORTEST:
+        return False
+    dim = 4 if _visits_channels(shape, strides) else 3
+    return shape[dim] == 1 or strides[dim] == 1 or shape[2] == 1 or strides[2] == 1
 
 
 def matrix_argument(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -93,5 +116,5 @@ def matrix_argument(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
             f"(got {tensor.dtype} of {tuple(tensor.shape)} on {tensor.device})"
         )
     if not _is_plain(tensor):
-        return torch.empty(shape, dtype=torch.float32, device="cpu").copy_(tensor)
+        return _copy_contiguous(tensor)
     return tensor.contiguous()

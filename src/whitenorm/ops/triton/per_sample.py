@@ -50,16 +50,16 @@ class _Tile(NamedTuple):
         return self.rows // _WARP_ROWS * max(1, self.columns // _WARP_COLUMNS)
 
 
-def is_supported(x: Tensor, steps: int) -> bool:
+def is_supported(shape: tuple[int, ...], steps: int) -> bool:
     """Return whether a sample of ``x[N, G, K, J, P]`` is one group and small enough for one program.
 
     Example::
 
-        >>> is_supported(torch.empty(1, 1, 24, 32, 1), 5), is_supported(torch.empty(1, 1, 32, 8, 196), 5)
+        >>> is_supported((1, 1, 24, 32, 1), 5), is_supported((1, 1, 32, 8, 196), 5)
         (True, False)
     """
-    tile = _choose_tile(x)
-    return x.shape[1] == 1 and tile.rows <= _LARGEST_ROWS and tile.columns <= _LARGEST_COLUMNS
+    tile = _choose_tile(shape)
+    return shape[1] == 1 and tile.rows <= _LARGEST_ROWS and tile.columns <= _LARGEST_COLUMNS
 
 
 def whiten_samples(
@@ -108,7 +108,7 @@ def whiten_samples_backward(
 
     ``grad`` may have any strides. The gradients of γ and β are ``(1, K, J)`` in float32, None where these are None.
     """
-    programs = min(x.shape[0], _count_programs(x.device, _choose_tile(x)))
+    programs = min(x.shape[0], _count_programs(x.device, _choose_tile(x.shape)))
     sums = [
         None if tensor is None else x.new_empty(programs, *x.shape[2:], dtype=torch.float32)
         for tensor in (weight, bias)
@@ -132,8 +132,8 @@ def whiten_samples_backward(
     return dweight, dbias
 
 
-def _choose_tile(x: Tensor) -> _Tile:
-    features, values = x.shape[2], x.shape[3] * x.shape[4]
+def _choose_tile(shape: tuple[int, ...]) -> _Tile:
+    features, values = shape[2], shape[3] * shape[4]
     rows, columns = (max(_WARP_ROWS, triton.next_power_of_2(size)) for size in sorted((features, values)))
     return _Tile(rows, columns, values < features)
 
@@ -154,7 +154,7 @@ def _strides(x: Tensor) -> tuple[int, int, int, int]:
 
 def _arguments(x: Tensor, eps: float, steps: int) -> dict[str, Any]:
     """Return the arguments that both kernels share, most of them known when compiling."""
-    tile = _choose_tile(x)
+    tile = _choose_tile(x.shape)
     return {
         "eps": float(eps),
         "extra_trace": eps * (x.shape[2] - x.shape[3] * x.shape[4]) if tile.is_transposed else 0.0,
