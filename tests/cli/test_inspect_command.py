@@ -134,7 +134,7 @@ def test_warnings_of_the_conversion_are_printed(file, capsys):
     assert main(["inspect", f"{file}:tokens", "--shape", "64", "8", "--layer", "iternorm"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert "some layers are not what was asked for" in printed.out
+    assert "some layers are not as requested" in printed.out
     assert "LayerWhitening stands for it" in printed.out
 
 

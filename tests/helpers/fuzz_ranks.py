@@ -73,8 +73,8 @@ class Batch(NamedTuple):
         mask = None if self.mask is None or step.densities[rank] is None else self.mask[mine]
         return Batch(self.x[mine], mask, self.grad[mine])
 
-    def number(self):
-        """Number of values per channel that the mask selects."""
+    def count_valid(self):
+        """Return the number of values per channel that the mask selects."""
         return self.x[:, 0].numel() if self.mask is None else int(self.mask.sum())
 
     def options(self):
@@ -128,10 +128,10 @@ def compare(case, rank, world):
         batch = make_batch(case, step, generator)
         part = batch.part(step, rank)
         comparison.what = f"seed {case.seed}, rank {rank} of {world}, step {i + 1}"
-        if batch.number() > 1:
+        if batch.count_valid() > 1:
             compare_step(alone, layer, batch, part, step, rank, case.constant_input == rank, comparison)
         else:
-            compare_few_values(layer, part, batch.number(), comparison)
+            compare_few_values(layer, part, batch.count_valid(), comparison)
     return comparison
 
 

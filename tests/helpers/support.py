@@ -40,7 +40,7 @@ BOTH = ("train", "eval")
 
 
 def network(name, training):
-    """A layer between two others, followed by an in-place activation."""
+    """Return a layer between two others, followed by an in-place activation."""
     torch.manual_seed(0)
     tokens = name == "LW"
     first, last = (nn.Linear(3, 6), nn.Linear(6, 4)) if tokens else (nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 1))

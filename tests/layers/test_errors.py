@@ -1,4 +1,4 @@
-"""Wrong use answers at once: what was expected, what came, what to do."""
+"""Wrong use raises immediately; the error says what was expected, what was given and what to do."""
 
 import pytest
 import torch

@@ -29,8 +29,8 @@ def floats(tensors):
     return {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
 
 
-def ill_conditioned(n=256, channels=12):
-    """Correlated channels, whose covariance has a condition number of about 1e5."""
+def make_ill_conditioned(n=256, channels=12):
+    """Return correlated channels whose covariance has a condition number of about 1e5."""
     generator = torch.Generator().manual_seed(0)
     factor = torch.linalg.qr(torch.randn(channels, channels, generator=generator, dtype=torch.float64))[0]
     spectrum = torch.logspace(0, -2.5, channels, dtype=torch.float64)
@@ -163,7 +163,7 @@ def test_a_checkpoint_in_half_precision_is_loaded_wide_and_with_a_warning(dtype,
 @pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
 def test_inference_after_a_cast_is_that_of_float32(solver, population, dtype):
     layer = whitenorm.BatchWhitening(12, solver=solver, population=population, momentum=1.0, affine=False)
-    x = ill_conditioned()
+    x = make_ill_conditioned()
     layer(x)
     layer.eval()
     # The input is rounded, as it is in a half model, for both.

@@ -17,7 +17,7 @@ SIZES = {"mnist": (300, 100), "cifar10": (250, 50), "yaleb": (80, 0), "pie": (13
 
 
 def make_images(count, classes, shape, seed):
-    """Bytes whose brightness, in one place a class, tells the class."""
+    """Return random images with one bright byte, whose position is the class, and their labels."""
     generator = np.random.default_rng(seed)
     labels = np.arange(count) % classes
     pixels = generator.integers(0, 160, (count, int(np.prod(shape))), dtype=np.uint8)
@@ -26,12 +26,12 @@ def make_images(count, classes, shape, seed):
 
 
 def encode_idx(array):
-    """The bytes of an IDX file."""
+    """Return the bytes of an IDX file."""
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def make_png_header(width, height):
-    """A PNG file that claims a size, and has no pixels."""
+    """Return a PNG file whose header states a size, without pixels."""
     chunks = [b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT"]
     sized = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(sized)
@@ -46,18 +46,18 @@ def write_mnist(folder, train, test):
 
 
 def make_scene(classes, size, seed, void=255):
-    """An image (H, W, 3) of random fields whose colour tells their class, and its label map with a void border."""
+    """Return an image (H, W, 3) of random fields, colored by class, and its label map with a void border."""
     generator = np.random.default_rng(seed)
     height, width = size
     fields = generator.integers(0, classes, (-(-height // 12), -(-width // 12)), dtype=np.uint8)
     labels = fields.repeat(12, 0).repeat(12, 1)[:height, :width]
-    colours = np.stack([labels.astype(int) * step % 256 for step in (23, 57, 101)], 2)
-    image = np.clip(colours + generator.integers(-8, 9, colours.shape), 0, 255).astype(np.uint8)
+    colors = np.stack([labels.astype(int) * step % 256 for step in (23, 57, 101)], 2)
+    image = np.clip(colors + generator.integers(-8, 9, colors.shape), 0, 255).astype(np.uint8)
     return image, np.pad(labels[1:-1, 1:-1], 1, constant_values=void)
 
 
 def write_scenes(folder, splits, classes, size=(36, 48), void=255):
-    """Images in folders by split, such as ``{"train": 6}``, and their label maps in others beside them."""
+    """Write images to folders by split, such as ``{"train": 6}``, and their label maps to folders beside them."""
     for split, count in splits.items():
         for name in (split, f"{split}_labels"):
             (folder / name).mkdir(parents=True)
@@ -105,12 +105,12 @@ def accept_pickles(monkeypatch, dataset, folder):
 
 
 def accept_root(monkeypatch, root):
-    """Let the CIFAR-10 of :func:`write_root` load."""
+    """Make the CIFAR-10 files of :func:`write_root` count as the official ones."""
     accept_pickles(monkeypatch, datasets.CIFAR10, root / "cifar-10-batches-py")
 
 
 def write_style(folder):
-    """Content images and one of a style."""
+    """Write content images and one style image."""
     for kind, names in (("content", "abcd"), ("style", ["candy"])):
         (folder / kind).mkdir(parents=True)
         pixels, _ = make_images(len(names), 2, (40, 44, 3), seed=len(names))

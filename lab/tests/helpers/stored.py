@@ -21,7 +21,7 @@ PARTS = [
 
 
 def draw_line(runs):
-    """A figure of any runs."""
+    """Return a figure of any runs."""
     figure, axes = plt.subplots(figsize=(6, 4))
     axes.plot([run.seed for run in runs])
     return figure
@@ -80,7 +80,7 @@ def store_several(folder, monkeypatch):
 
 
 def format_claims_page(gathered):
-    """The page of claims, as one in docs/."""
+    """Format the page of claims, as in docs/."""
     return markdown_page.format_page(gathered, "default", Path("docs"))
 
 

@@ -239,7 +239,7 @@ def _can_hook_saved_tensors() -> bool:
     if not autograd._saved_tensors_hooks_is_enabled():
         return False
     try:
-        # No function of all supported versions tells, but this one raises if there are hooks.
+        # No public function says so in all supported versions, but this one raises if there are hooks.
         with disable_saved_tensors_hooks("hooks on saved tensors"):
             return True
     except RuntimeError:

@@ -123,7 +123,7 @@ def _make_layer(method: str, width: int, options: dict[str, Any], passed: dict[s
         return _POSITIONWISE[method](width, **{**passed, **options})
     layer, note = make_channel_layer(method, width, options, passed)
     if note:
-        warnings.warn(f"a layer of {method!r} is not what was asked for: {note}", stacklevel=4)
+        warnings.warn(f"a layer of {method!r} is not as requested: {note}", stacklevel=4)
     return layer
 
 

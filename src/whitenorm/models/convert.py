@@ -85,6 +85,6 @@ def _warn(changes: Plan) -> None:
     notes += [(name, f"{reason}; it stays") for name, reason in changes.skipped.items()]
     if lines := format_notes(notes, hint):
         anyway = f"\n{REPLACE_ANYWAY}" if changes.skipped else ""
-        warnings.warn(f"some layers are not what was asked for, or not what they were:{lines}{anyway}", stacklevel=3)
+        warnings.warn(f"some layers are not as requested, or behave differently:{lines}{anyway}", stacklevel=3)
     if lines := format_notes([(change.name, change.effect) for change in changes], hint):
         warnings.warn(f"this model is trained, and its output in eval mode changes:{lines}", stacklevel=3)

@@ -31,7 +31,7 @@ def build_settings(table: str, net: str, model: str, choice: Choice, scale: Sett
 
     Args:
         table: of the paper.
-        net: a name of :func:`whitenorm_lab.costs.make`.
+        net: a name for :func:`whitenorm_lab.costs.build_net`.
         model: the name of the norm in the table.
         choice: the norm.
         scale: parameters of the scale, with ``batch``, ``resolution``, ``classes`` and ``rounds``.

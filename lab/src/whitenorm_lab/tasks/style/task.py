@@ -122,7 +122,7 @@ class StyleTransfer(Task[Style]):
 
 
 def _collate(examples: list[Tensor]) -> Tensor:
-    """Stack images; the list is empty if a test batch has fewer images than there are processes."""
+    """Stack images; the result is empty if a test batch has fewer images than there are processes."""
     return torch.stack(examples) if examples else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
 
 
