@@ -38,7 +38,8 @@ def table(full: dict[str, Any], launches: dict[str, Any]) -> str:
             *(_format_line(words, [time]) for words, time in measured.items()),
             "",
             f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, kernels: "
-            f"{full['binary']}; ResNet-50 at {net['resolution']}², batch {net['batch']}, with quartiles up to {spread:.0f} % apart.",
+            f"{full['binary']}; ResNet-50 at {net['resolution']}², batch {net['batch']}, with quartiles up to "
+            f"{spread:.0f} % apart.",
             "",
             f"| training step, times BatchNorm's | {CARD}, predicted: torch | with our Triton kernels |",
             "| --- | ---: | ---: |",

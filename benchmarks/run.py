@@ -67,8 +67,8 @@ def list_cases(quick: bool) -> list[Case]:
         Case(
             "sweep",
             f"{name}, K={features}, {_join(shape)}",
-            1.5,
-            partial(sweep.measure, name, features, shape, rounds, 1.2),
+            1.9,
+            partial(sweep.measure, name, features, shape, rounds, 1.6),
         )
         for name, features, shape in sweep.cases(quick)
     ]
@@ -123,7 +123,9 @@ def measure(cases: list[Case], path: Path, console: Console) -> dict[str, Any]:
             progress.update(task, description=f"{key:<40.40}")
             if key not in stored:
                 stored[key] = case.measure()
-                path.write_text(json.dumps({**header, "cases": stored}))
+                temporary = path.with_suffix(".tmp")
+                temporary.write_text(json.dumps({**header, "cases": stored}))
+                temporary.replace(path)
             progress.update(task, advance=case.seconds, done=done)
     results: dict[str, Any] = {**header, "sgemm_gflops": measure_sgemm_rate() / 1e9}
     for case in cases:

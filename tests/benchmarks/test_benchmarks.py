@@ -174,12 +174,21 @@ def test_losses_of_suite_and_sweep_are_listed(results):
         # That torch's kernels are faster is no loss to an alternative.
         row["to_own"] = {"paper": 0.5 if row["method"] == "GW" else 2.0, "torch": 0.1}
     for _, name, row in report.rows(changed):
-        row["to_paper"], row["to_native"] = (1.25 if name == "IW" else 0.5), None
+        row["to_paper"], row["to_native"] = (1.25, 1.2) if name == "IW" else (0.5, None)
     losses = [(loss.layer, loss.shape, loss.alternative) for loss in report.list_losses(changed)]
     assert losses == [("IW", [4, 32, 6, 6], "paper"), ("GW, K = 16", [4, 256, 4, 4], "paper")]
     text = report.target_table(changed)
     assert "faster on these 2 of 9 layers of the suite and 3 other shapes" in text
     assert "| GW, K = 16 | 4×256×4×4 |" in text
+
+
+def test_targets_name_nets_of_the_full_suite(results):
+    """The names of the nets and shapes that the targets are for are those that are measured."""
+    changed = copy_of(results)
+    rows = changed["tokens"][0]["rows"]
+    changed["tokens"] = [{"name": name, "input": [], "rows": rows} for name in tokens.families(quick=False)]
+    measured = [target.measured for target in report.list_targets(changed) if "training step with" in target.what]
+    assert measured == [f"{rows['LayerWhitening']['step']:.2f}×"] * 2
 
 
 def test_targets_are_judged_by_the_worst_row(results):

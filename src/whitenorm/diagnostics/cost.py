@@ -83,14 +83,14 @@ def kernels_used(run: Callable[[], object]) -> tuple[str, ...]:
 @contextmanager
 def _record_backends(backends: set[str]) -> Iterator[None]:
     """Add the packages of the kernels that are chosen within the context to a set."""
-    choose = functional.choose_kernels
+    modules: tuple[Any, ...] = (functional, fixed_map)
+    choose = modules[0].choose_kernels
 
     def choose_and_record(*args: Any, **kwargs: Any) -> Kernels:
-        kernels = choose(*args, **kwargs)
+        kernels: Kernels = choose(*args, **kwargs)
         backends.update(step.__module__.split(".")[2] for step in (kernels.moments, kernels.solve))
         return kernels
 
-    modules: tuple[Any, ...] = (functional, fixed_map)
     try:
         for module in modules:
             module.choose_kernels = choose_and_record

@@ -144,7 +144,7 @@ def draw_legend_above(figure: Figure) -> None:
 
 def draw_overheads(panels: Sequence[tuple[Results, str, Mapping[str, float], str]]) -> Figure:
     """Draw panels of bars in two columns, each given as its runs, a value's name, the printed values, and a title."""
-    panels = [(split_models(results), *rest) for results, *rest in panels]
+    panels = [(split_models(results), value, printed, title) for results, value, printed, title in panels]
     rows = -(-len(panels) // 2)
     height = max(1.2 + 0.42 * len(results.levels("model")) for results, *_ in panels)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 0.3 + height * rows), layout="constrained")
