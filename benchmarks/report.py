@@ -120,7 +120,10 @@ def _judge_tokens(results: dict[str, Any]) -> Iterator[Target]:
 
 
 def _judge_others(results: dict[str, Any]) -> Iterator[Target]:
-    for key, what in (("saved", "memory saved for backward"), ("peak", "peak memory of a training step")):
+    for key, what in (
+        ("saved", "memory saved for backward"),
+        ("peak", "peak memory that PyTorch allocates in a training step"),
+    ):
         shares = [row[key] / row[f"{key}_torch"] for _, _, row in rows(results) if row.get(f"{key}_torch")]
         yield _judge(f"{what}, relative to torch's kernels", "≤", 1.0, shares)
     last = [row.get("channels_last_to_contiguous") for _, _, row in rows(results)]
@@ -243,7 +246,8 @@ def detail_table(results: dict[str, Any]) -> str:
         "- **inference ms**, **inference × norm**: a forward pass in eval mode, and as a multiple of the norm's.",
         "- **saved**: memory saved for backward, as a multiple of the input's; in brackets that of torch's kernels, "
         "the paper's formulation and the norm.",
-        "- **peak**: the most memory that PyTorch allocates in a training step, in the same units and order.",
+        "- **peak**: the most memory that PyTorch allocates in a training step, in the same units and order; without "
+        "the workspace of the C++ kernels, which each call frees.",
     ]
     for entry in results["models"]:
         lines += ["", *model_table(entry)]

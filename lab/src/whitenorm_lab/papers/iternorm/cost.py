@@ -64,7 +64,7 @@ def _time_vgg(settings: Settings) -> dict[str, Any]:
     return {
         "to_dbn": median_ratio(times["iternorm"], times["dbn"]),
         "dbn_ms": summarise(times["dbn"]).ms,
-        "kernels": {f"VGG, {name}": _name_kernels(step) for name, step in steps.items()},
+        "kernels": {f"VGG with {name}": _name_kernels(step) for name, step in steps.items()},
     }
 
 
@@ -81,7 +81,7 @@ def _time_layers(settings: Settings) -> dict[str, Any]:
     steps = {name: costs.build_layer_step(layer, x, grad) for name, layer in layers.items()}
     times = time_interleaved(steps, settings["rounds"], budget=float("inf"))
     values: dict[str, Any] = {name: median_ratio(times[name], times["convolution"]) for name in _LAYERS}
-    kernels = {f"{name}, d = {width}": _name_kernels(steps[name]) for name in _LAYERS}
+    kernels = {f"{name} d={width}": _name_kernels(steps[name]) for name in _LAYERS}
     return {**values, "convolution_ms": summarise(times["convolution"]).ms, "kernels": kernels}
 
 
