@@ -227,6 +227,7 @@ def _build_steps(
 ) -> dict[str, Callable[[], None]]:
     """Return the training steps of all contenders, which are timed in the same rounds."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    last = [tensor.detach().to(memory_format=torch.channels_last) for tensor in (x, grad)] if len(shape) == 4 else []
     steps = {name: build_layer_step(module, x, grad) for name, module in {**rivals, **layers}.items()}
     for name, layer in layers.items():
         method = METHODS[name]
@@ -234,8 +235,7 @@ def _build_steps(
         steps[f"{name} torch"] = with_torch_kernels(steps[name])
         if method.native is not None:
             steps[f"{name} native"] = build_layer_step(method.native(shape[1]), x, grad)
-        if len(shape) == 4:
-            last = [tensor.detach().to(memory_format=torch.channels_last) for tensor in (x, grad)]
+        if last:
             steps[f"{name} channels-last"] = build_layer_step(layer, last[0].requires_grad_(), last[1])
     return steps
 

@@ -51,13 +51,15 @@ def build_settings(
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """Measure the percentage that each norm adds to BatchNorm's time, and the kernels of its training step."""
+    """Measure the percentage that each norm adds to BatchNorm's time; the first repetition also names its kernels."""
     sizes = settings["batch"], settings["resolution"]
     nets = _build_nets(settings["net"], settings["classes"], json.dumps(settings["models"]))
     steps = {model: costs.build_training_step(net, *sizes, settings["classes"]) for model, net in nets.items()}
     forward = {model: costs.build_inference(net, *sizes) for model, net in nets.items()}
-    kernels = {model: " and ".join(kernels_used(steps[model])) for model in settings["models"]}
-    values: dict[str, Any] = {"kernels": kernels}
+    values: dict[str, Any] = {}
+    if context.seed == 0:
+        # Not in each repetition, because it takes as long as a round.
+        values["kernels"] = {model: " and ".join(kernels_used(steps[model])) for model in settings["models"]}
     for name in settings["passes"]:
         times = time_interleaved(steps if name == "step" else forward, settings["rounds"], budget=float("inf"))
         values[name] = {model: 100 * (median_ratio(times[model], times[_BASE]) - 1) for model in settings["models"]}
