@@ -114,7 +114,7 @@ def measure(cases: list[Case], path: Path, console: Console) -> dict[str, Any]:
         TextColumn("{task.fields[done]}/{task.fields[cases]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=sum(case.seconds for case in cases), done=0, cases=len(cases))
