@@ -1,4 +1,4 @@
-"""The README's table of costs: training steps measured on a CPU and predicted for a GPU."""
+"""The README's tables of costs: training steps measured on a CPU, and predicted for a GPU."""
 
 from __future__ import annotations
 
@@ -18,45 +18,50 @@ _LAYERS = ("IterNorm", "DBN", "SW", "GW")
 
 
 def table(full: dict[str, Any], launches: dict[str, Any]) -> str:
-    """Return the table of times as multiples of BatchNorm's, for ResNet-50 and for one layer."""
+    """Return tables of measured and of predicted times as multiples of BatchNorm's, for ResNet-50 and one layer."""
     (net,) = [entry for entry in full["models"] if entry["name"] == "ResNet-50"]
     (layer,) = [entry for entry in full["layers"] if entry["shape"] == _SHAPE]
-    machine = full["machine"]
-    lines = [
-        f"| training step, times BatchNorm's | CPU, measured | {CARD}, predicted: torch | with our Triton kernels |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    for words, (measured, predicted) in _NETS.items():
-        cpu = 1 + net["models"][measured]["step_percent"] / 100
-        lines.append(_format_line(f"ResNet-50, {words}", cpu, *_net_multiples(launches, predicted)))
-    for name in _LAYERS:
-        cpu = layer["methods"][name]["to_batchnorm"]
-        lines.append(
-            _format_line(f"one {name} layer, {'×'.join(map(str, _SHAPE))}", cpu, *_layer_multiples(launches, name))
-        )
+    machine, size = full["machine"], "×".join(map(str, _SHAPE))
+    measured = {
+        **{f"ResNet-50, {words}": 1 + net["models"][name]["step_percent"] / 100 for words, (name, _) in _NETS.items()},
+        **{f"one {name} layer, {size}": layer["methods"][name]["to_batchnorm"] for name in _LAYERS},
+    }
+    predicted = {
+        **{f"ResNet-50, {words}": _net_multiples(launches, name) for words, (_, name) in _NETS.items() if name},
+        **{f"one {name} layer, {size}": _layer_multiples(launches, name) for name in _LAYERS},
+    }
     spread = max(100 * row["iqr"] / row["ms"] for row in net["models"].values())
-    lines += [
-        "",
-        f"CPU: {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}; ResNet-50 at "
-        f"{net['resolution']}², batch {net['batch']}, with quartiles up to {spread:.0f} % apart. GPU: from launches, "
-        "bytes and FLOPs that were counted.",
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            "| training step, times BatchNorm's | CPU, measured |",
+            "| --- | ---: |",
+            *(_format_line(words, [time]) for words, time in measured.items()),
+            "",
+            f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, kernels: "
+            f"{full['binary']}; ResNet-50 at {net['resolution']}², batch {net['batch']}, with quartiles up to "
+            f"{spread:.0f} % apart.",
+            "",
+            f"| training step, times BatchNorm's | {CARD}, predicted: torch | with our Triton kernels |",
+            "| --- | ---: | ---: |",
+            *(_format_line(words, times) for words, times in predicted.items() if times),
+            "",
+            "Predicted from launches, bytes and FLOPs that were counted.",
+        ]
+    )
 
 
-def _net_multiples(launches: dict[str, Any], name: str | None) -> list[float | None]:
-    """Return the predicted multiples with torch's and with the Triton kernels, None without a prediction."""
+def _net_multiples(launches: dict[str, Any], name: str) -> list[float]:
+    """Return the predicted multiples with torch's and with the Triton kernels."""
     times = {(row["norm"], row["kernels"]): row["predicted_ms"][CARD] for row in launches["resnet50"]}
-    base = times["BatchNorm", "torch"]
-    return [None if name is None else times[name, kernels] / base for kernels in ("torch", "triton")]
+    return [times[name, kernels] / times["BatchNorm", "torch"] for kernels in ("torch", "triton")]
 
 
-def _layer_multiples(launches: dict[str, Any], name: str) -> list[float | None]:
-    """Return the predicted multiples of a layer, None without a prediction for its solver."""
+def _layer_multiples(launches: dict[str, Any], name: str) -> list[float]:
+    """Return the predicted multiples of a layer, empty without a prediction for its solver."""
     rows = launches["layers"][name]
     times = {kind: rows[kind].get("predicted_ms", {}).get(CARD) for kind in ("norm", "torch", "triton")}
-    return [times[kind] and times[kind] / times["norm"] for kind in ("torch", "triton")]
+    return [times[kind] / times["norm"] for kind in ("torch", "triton")] if all(times.values()) else []
 
 
-def _format_line(words: str, *times: float | None) -> str:
-    return f"| {words} | {' | '.join('–' if time is None else f'{time:.2f}×' for time in times)} |"
+def _format_line(words: str, times: list[float]) -> str:
+    return f"| {words} | {' | '.join(f'{time:.2f}×' for time in times)} |"

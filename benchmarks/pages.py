@@ -53,9 +53,10 @@ def blocks() -> dict[Path, dict[str, str]]:
     return {
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
         Path("docs/benchmarks.md"): {
-            "reading: written by `make bench`": report.reading(full),
+            "costs: written by `make bench`": report.cost_table(full),
+            "targets: written by `make bench`": report.target_table(full),
             "backends": backends.format_table(load_results("backends")),
-            "benchmark: written by `make bench`": report.markdown(full),
+            "details: written by `make bench`": report.detail_table(full),
         },
         Path("docs/gpu.md"): {name: table(launches) for name, table in launch_tables.TABLES.items()},
     }

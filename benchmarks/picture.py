@@ -1,4 +1,4 @@
-"""The picture of the suite: one panel per method, with times as multiples of BatchNorm's."""
+"""The picture of the suite: one panel per method, with milliseconds per training step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for panel, name, entries in zip(axes[:, 0], names, _entries(results, names), strict=True):
         _draw_bars(panel, name, entries)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
-    axes[-1, 0].set_xlabel("forward + backward, times BatchNorm's")
+    axes[-1, 0].set_xlabel("forward + backward, milliseconds")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -36,8 +36,8 @@ def _entries(results: dict[str, Any], names: list[str]) -> list[list[tuple[list[
 
 def _draw_bars(panel: Axes, name: str, entries: list[tuple[list[int], dict[str, Any]]]) -> None:
     positions = range(len(entries))
-    ours = [row["to_batchnorm"] for _, row in entries]
-    theirs = [row["to_batchnorm"] / row["to_paper"] for _, row in entries]
+    ours = [row["ms"] for _, row in entries]
+    theirs = [row["ms"] / row["to_paper"] for _, row in entries]
     panel.barh([position - 0.2 for position in positions], ours, 0.4, label="whitenorm", color="tab:blue")
     panel.barh([position + 0.2 for position in positions], theirs, 0.4, label="papers' formulation", color="lightgrey")
     for position, our, their in zip(positions, ours, theirs, strict=True):

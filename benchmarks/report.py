@@ -1,8 +1,9 @@
-"""Write the text and tables of docs/benchmarks.md from measured results."""
+"""Write the tables of docs/benchmarks.md from measured results."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -12,22 +13,27 @@ matplotlib.use("Agg")
 from benchmarks import sweep
 from whitenorm_lab import published
 
-# Why alternatives are faster on some shapes, from profiles.
-REASON = (
-    "These shapes have few samples or small matrices. The backward of a layer makes some hundred calls from Python, "
-    "about a millisecond, while autograd traverses the graph that the alternative has saved, at two to ten times the "
-    "memory. For many matrices of 16 features, a product runs at a fifth of the best rate, so that 39 products, "
-    "including the recomputed iterates, take nearly all of the time."
-)
+_UNKNOWN = "–"
+_LAYER_WHITENING = "LayerWhitening"
 
 
-class Bar(NamedTuple):
-    """A target for the layers, the measured value, and whether it is reached."""
+class Target(NamedTuple):
+    """A target for the layers, the measured value, and whether it is met, None if it was not measured."""
 
     what: str
-    wanted: str
+    required: str
     measured: str
-    reached: bool
+    is_met: bool | None
+
+
+class Loss(NamedTuple):
+    """A layer on a shape on which an alternative is faster."""
+
+    layer: str
+    shape: list[int]
+    ms: float
+    alternative: str
+    alternative_ms: float
 
 
 def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dict[str, Any]]]:
@@ -40,7 +46,7 @@ def rows(results: dict[str, Any], *names: str) -> list[tuple[list[int], str, dic
     ]
 
 
-def geometric_mean(values: list[float]) -> float:
+def geometric_mean(values: Sequence[float]) -> float:
     """Return the geometric mean.
 
     >>> geometric_mean([1.0, 4.0])
@@ -49,131 +55,229 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
-def bars(results: dict[str, Any]) -> list[Bar]:
-    """Return the targets that these results can judge."""
-    judged = []
+def list_losses(results: dict[str, Any]) -> list[Loss]:
+    """Return the shapes of the suite and the sweep on which the papers' formulation or native operations are faster."""
+    losses = []
+    for shape, name, row in rows(results):
+        own = {"paper": row["to_paper"], "native": row["to_native"] or 0}
+        fastest = max(own, key=own.__getitem__)
+        if own[fastest] * sweep.MARGIN > 1:
+            losses.append(Loss(name, shape, row["ms"], fastest, row["ms"] / own[fastest]))
+    for row in sweep.behind(results["sweep"]):
+        fastest = sweep.find_fastest(row)
+        ms = {key: times["ms"] for key, times in row["times"].items()}
+        layer = f"{row['method']}, K = {row['features']}"
+        losses.append(Loss(layer, row["shape"], ms[row["method"]], fastest, ms[fastest]))
+    return losses
+
+
+def list_targets(results: dict[str, Any]) -> list[Target]:
+    """Judge all targets by the worst of the values that each is for."""
+    return [*_judge_alternatives(results), *_judge_norms(results), *_judge_tokens(results), *_judge_others(results)]
+
+
+def _judge_alternatives(results: dict[str, Any]) -> Iterator[Target]:
+    losses = list_losses(results)
+    count = len(rows(results)) + len(results["sweep"])
+    yield Target(
+        f"layers and shapes on which the papers' formulation or native operations are more than "
+        f"{100 * (1 - sweep.MARGIN):.0f} % faster",
+        f"≤ 5 of {count}",
+        str(len(losses)),
+        len(losses) <= 5,
+    )
     faster = [1 / row["to_paper"] for _, _, row in rows(results)]
-    mean, worst = geometric_mean(faster), min(faster)
-    reached = mean >= 2.7 and worst >= 1
-    what = "speed-up over the papers' formulation (mean, worst)"
-    judged.append(Bar(what, "≥ 2.7×, ≥ 1×", f"{mean:.2f}×, {worst:.2f}×", reached))
-    native = [1 / row["to_native"] for _, _, row in rows(results) if row["to_native"] is not None]
-    judged.append(Bar("speed-up over native operations (worst)", "≥ 1×", f"{min(native):.2f}×", min(native) >= 1))
-    for names, limit in ((("IterNorm", "DBN"), 1.25), (("GW",), 1.5)):
-        floors = [row["to_floor"] for shape, _, row in rows(results, *names) if math.prod(shape[2:]) >= 784]
-        if floors:
-            judged.append(
-                _judge_most(f"{' and '.join(names)}, 784 positions and more, relative to the floor", limit, floors)
-            )
-    small = [row["to_floor"] for shape, _, row in rows(results) if math.prod(shape[2:]) < 784]
-    judged.append(_judge_most("smaller shapes, relative to the floor", 2.0, small))
-    papers = ([64, 64, 32, 32], [64, 128, 32, 32])
-    convolution = [row["to_convolution"] for shape, _, row in rows(results, "IterNorm") if shape in papers]
-    if convolution:
-        judged.append(_judge_most("IterNorm relative to a 3×3 convolution, d = 64 and 128", 0.35, convolution))
-    for name, least in (("DBN", 2.0), ("SW", 3.0)):
-        slowest = min(1 / row["to_paper"] for _, _, row in rows(results, name))
-        what = f"{name}, speed-up over its paper's formulation (worst)"
-        judged.append(Bar(what, f"≥ {least}×", f"{slowest:.2f}×", slowest >= least))
-    last = [row["channels_last_to_contiguous"] for _, _, row in rows(results) if "channels_last_to_contiguous" in row]
-    if last:
-        judged.append(_judge_most("channels-last relative to contiguous", 1.1, last))
-    product = [row["inference_to_product"] for _, _, row in rows(results) if "inference_to_product" in row]
-    judged.append(_judge_most("inference relative to a grouped 1×1 product", 2.0, product))
-    folded = [row for _, _, row in rows(results) if "folded_to_convolution" in row]
-    if folded:
-        flops = max(row["folded_extra_flops"] for row in folded)
-        times = geometric_mean([row["folded_to_convolution"] for row in folded])
-        what = "folded into a convolution: FLOPs added, time relative to the convolution"
-        judged.append(Bar(what, "0", f"{flops}, {times:.2f}×", flops == 0))
-    for entry in results.get("models", []):
+    yield _judge(
+        "all layers, times faster than the papers' formulation (geometric mean)", "≥", 2.8, [geometric_mean(faster)]
+    )
+    for name, least in (("IW", 3.0), ("GW", 3.0), ("SW", 3.0), (_LAYER_WHITENING, 3.0)):
+        faster = [1 / row["to_paper"] for _, _, row in rows(results, name)]
+        what = f"{name}, times faster than its paper's formulation (geometric mean)"
+        yield _judge(what, "≥", least, [geometric_mean(faster)] if faster else [])
+    faster = [1 / row["to_paper"] for _, _, row in rows(results, "DBN")]
+    yield _judge("DBN, times faster than its paper's formulation (worst)", "≥", 2.0, [min(faster)])
+
+
+def _judge_norms(results: dict[str, Any]) -> Iterator[Target]:
+    for name, shape, limit in (
+        ("IterNorm", [256, 128], 3.5),
+        ("IterNorm", [4, 16, 4, 4], 1.5),
+        ("IW", [32, 256, 14, 14], 2.0),
+        ("GW", [32, 64, 56, 56], 3.5),
+    ):
+        found = [row for size, _, row in rows(results, name) if size == shape]
+        norm = found[0]["norm"] if found else "its norm"
+        what = f"{name} {_join(shape)}, relative to {norm}"
+        yield _judge(what, "≤", limit, [row["to_norm"] for row in found])
+    images = [row["inference_to_norm"] for shape, _, row in rows(results, "GW") if len(shape) == 4]
+    yield _judge("GW's inference on images, relative to GroupNorm", "≤", 4.0, images)
+
+
+def _judge_tokens(results: dict[str, Any]) -> Iterator[Target]:
+    for net, limit in (("ViT-tiny", 1.35), ("translation, 6 layers", 1.25)):
+        steps = [entry["rows"][_LAYER_WHITENING]["step"] for entry in results["tokens"] if entry["name"] == net]
+        yield _judge(f"{net}, training step with {_LAYER_WHITENING}, relative to LayerNorm", "≤", limit, steps)
+
+
+def _judge_others(results: dict[str, Any]) -> Iterator[Target]:
+    for key, what in (
+        ("saved", "memory saved for backward"),
+        ("peak", "peak memory that PyTorch allocates in a training step"),
+    ):
+        shares = [row[key] / row[f"{key}_torch"] for _, _, row in rows(results) if row.get(f"{key}_torch")]
+        yield _judge(f"{what}, relative to torch's kernels", "≤", 1.0, shares)
+    last = [row.get("channels_last_to_contiguous") for _, _, row in rows(results)]
+    yield _judge("channels-last, relative to contiguous", "≤", 1.15, last)
+    convolution = [
+        row["to_convolution"]
+        for shape, _, row in rows(results, "IterNorm")
+        if shape in ([64, 64, 32, 32], [64, 128, 32, 32])
+    ]
+    yield _judge("IterNorm, d = 64 and 128, relative to a 3×3 convolution", "≤", 0.35, convolution)
+    product = [row.get("inference_to_product") for _, _, row in rows(results)]
+    yield _judge("inference of IterNorm and DBN, relative to a grouped 1×1 product", "≤", 2.0, product)
+    added = [row["folded_extra_flops"] for _, _, row in rows(results) if "folded_extra_flops" in row]
+    yield Target("FLOPs added to a convolution by folding", "0", str(max(added, default=_UNKNOWN)), not any(added))
+    for entry in results["models"]:
         for name, limit in (("GW S1-B2", 10), ("SW^a 7 layers", 6), ("IterNorm L1", 3)):
             if name in entry["models"]:
                 percent = entry["models"][name]["step_percent"]
                 what = f"{entry['name']} step at {entry['resolution']}², {name}"
-                judged.append(Bar(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit))
-    return judged
+                yield Target(what, f"≤ +{limit} %", f"{percent:+.1f} %", percent <= limit)
 
 
-def _judge_most(what: str, limit: float, values: list[float]) -> Bar:
-    measured = " … ".join(f"{value:.2f}×" for value in sorted({min(values), max(values)}))
-    return Bar(what, f"≤ {limit}×", measured, max(values) <= limit)
+def _judge(what: str, sign: str, limit: float, values: Sequence[float | None]) -> Target:
+    """Judge the smallest and the largest of the values that were measured."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Target(what, f"{sign} {limit}×", _UNKNOWN, None)
+    measured = " … ".join(f"{value:.2f}×" for value in sorted({min(known), max(known)}))
+    return Target(what, f"{sign} {limit}×", measured, max(known) <= limit if sign == "≤" else min(known) >= limit)
 
 
-def reading(results: dict[str, Any]) -> str:
-    """Summarize the tables: cost, gain over the papers' formulation, and targets that are not reached."""
-    layers = [row["to_batchnorm"] for _, _, row in rows(results)]
-    nets = [row["step_percent"] for entry in results.get("models", []) for row in entry["models"].values()]
-    in_nets = (
-        f" The change for a whole network is {min(nets):+.0f} to {max(nets):+.0f} %, depending on placement and number "
-        "of norms."
-        if nets
-        else ""
-    )
-    faster = geometric_mean([1 / row["to_paper"] for _, _, row in rows(results)])
-    targets = bars(results)
-    missed = [f"- {bar.what}: measured {bar.measured}, target {bar.wanted}" for bar in targets if not bar.reached]
-    return "\n".join(
-        [
-            f"A training step of one whitening layer takes {min(layers):.1f} to {max(layers):.1f} times as long as "
-            f"BatchNorm's.{in_nets} The papers' own formulations take {faster:.2f} times as long as these layers in "
-            f"the geometric mean, and are faster than these layers on {_where_ahead(results)}.",
-            "",
-            f"Of {len(targets)} targets, {len(missed)} are not reached{':' if missed else '.'}",
-            *(["", *missed] if missed else []),
-        ]
-    )
-
-
-def _where_ahead(results: dict[str, Any]) -> str:
-    ahead = [f"{name} {'×'.join(map(str, shape))}" for shape, name, row in rows(results) if row["to_paper"] > 1]
-    return " and ".join(ahead) or "none of these shapes"
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """Return all tables as Markdown."""
+def cost_table(results: dict[str, Any]) -> str:
+    """Tabulate what a layer costs and what it is compared with, below a legend of the columns."""
     machine = results["machine"]
     lines = [
-        f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
-        f"`{machine['commit'][:10]}`; best sgemm rate {results['sgemm_gflops']:.0f} GFLOP/s. Times are forward + "
-        "backward in training, medians of interleaved rounds. Columns with / are ratios of times; below 1 the layer is "
-        "faster. *native* is a composition of PyTorch operations, if the papers' formulation is not one already. "
-        "*saved* is the memory saved for backward and *peak* the largest memory allocated in a step, both relative to "
-        "the input; in brackets the papers' formulation and BatchNorm. In the column / 3×3 conv, brackets hold the "
-        "figure of the paper.",
+        "| shape | layer | ms (spread) | × norm | × paper | × floor |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {_join(shape)} | {name} | {row['ms']:.2f} ({row['iqr']:.2f}) | {_format_ratio(row['to_norm'])} | "
+            f"{_format_ratio(row['to_paper'])} | {_format_ratio(row['to_floor'])} |"
+            for shape, name, row in rows(results)
+        ),
         "",
-        "| shape | method | ms | / BatchNorm | / paper | / native | / floor | / 3×3 conv | inference / BN "
-        "| channels-last | saved | peak |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "- **shape**: of the float32 input, N×C×H×W, or N×C for vectors and tokens.",
+        "- **layer**: IterNorm with groups of 64 channels, DBN, SW and IW of 16, GW with 32 groups, LayerWhitening "
+        "with the divisor nearest √C; at most all channels.",
+        "- **ms (spread)**: milliseconds of a training step (forward and backward), the median of interleaved rounds, "
+        "and the distance between its quartiles.",
+        "- **× norm**: as a multiple of the time of the norm that the layer replaces: BatchNorm for IterNorm, DBN and "
+        "SW, InstanceNorm for IW, GroupNorm for GW, LayerNorm for LayerWhitening.",
+        "- **× paper**: as a multiple of the time of the paper's own formulation; below 1 the layer is faster.",
+        "- **× floor**: as a multiple of the least time for the memory traffic and the products that are needed, at "
+        "rates measured on this machine.",
+        f"- {_UNKNOWN}: not measured.",
+        "",
+        f"Measured on {machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit "
+        f"`{machine['commit'][:10]}`, {_describe_kernels(results)}. Best rate of matrix products: "
+        f"{results['sgemm_gflops']:.0f} GFLOP/s.",
     ]
-    for shape, name, row in rows(results):
-        last = row.get("channels_last_to_contiguous")
-        lines.append(
-            f"| {'×'.join(map(str, shape))} | {name} | {row['ms']:.2f} | {row['to_batchnorm']:.2f} | "
-            f"{row['to_paper']:.2f} | {_or_dash(row['to_native'])} | {row['to_floor']:.2f} | "
-            f"{_format_convolution(shape, name, row)} | "
-            f"{row['inference_to_batchnorm']:.2f} | {_or_dash(last)} | "
-            f"{row['saved']:.2f} ({row['saved_paper']:.2f}, {row['saved_batchnorm']:.2f}) | "
-            f"{row['peak']:.2f} ({row['peak_paper']:.2f}, {row['peak_batchnorm']:.2f}) |"
-        )
-    for entry in results.get("models", []):
-        lines += ["", *model_table(entry)]
-    for entry in results["tokens"]:
-        lines += ["", *token_table(entry)]
-    lines += ["", *behind(results)]
-    lines += ["", "| target | required | measured | reached |", "| --- | --- | --- | --- |"]
-    for bar in bars(results):
-        lines.append(f"| {bar.what} | {bar.wanted} | {bar.measured} | {'yes' if bar.reached else 'no'} |")
     return "\n".join(lines)
 
 
-def _or_dash(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _describe_kernels(results: dict[str, Any]) -> str:
+    kernels = dict.fromkeys(row["kernels"] for _, _, row in rows(results))
+    return f"kernels: {', '.join(kernels)}"
+
+
+def target_table(results: dict[str, Any]) -> str:
+    """Tabulate the targets, and the shapes on which an alternative is faster."""
+    words = {True: "met", False: "**missed**", None: "not measured"}
+    targets, losses = list_targets(results), list_losses(results)
+    counts = [f"{sum(target.is_met is state for target in targets)} {word.strip('*')}" for state, word in words.items()]
+    others = [row["to_own"][sweep.find_fastest(row)] for row in results["sweep"]]
+    lines = [
+        f"{len(targets)} targets: {', '.join(counts)}. A range is that of all layers and shapes; its worse end counts.",
+        "",
+        "| target | required | measured | result |",
+        "| --- | ---: | ---: | --- |",
+        *(f"| {one.what} | {one.required} | {one.measured} | {words[one.is_met]} |" for one in targets),
+        "",
+        f"An alternative is faster on these {len(losses)} of {len(rows(results))} layers of the suite and "
+        f"{len(others)} other shapes, where it takes {geometric_mean(others):.2f} times as long as the layer in the "
+        "geometric mean:",
+        "",
+        "| layer | shape | ms | alternative's ms | alternative |",
+        "| --- | --- | ---: | ---: | --- |",
+        *(
+            f"| {one.layer} | {_join(one.shape)} | {one.ms:.2f} | {one.alternative_ms:.2f} | {one.alternative} |"
+            for one in losses
+        ),
+        "",
+        "- **ms**: milliseconds of a training step, medians of interleaved rounds.",
+        "- **alternative**: *paper*, the paper's formulation; *native*, a composition of PyTorch's operations, for "
+        "IterNorm and DBN. The papers' formulations of the others are such compositions.",
+    ]
+    return "\n".join(lines)
+
+
+def detail_table(results: dict[str, Any]) -> str:
+    """Tabulate everything else about the layers, then whole networks."""
+    lines = [
+        "| shape | layer | kernels | × torch's kernels | × native | × 3×3 conv | channels-last | inference ms "
+        "| inference × norm | saved | peak |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {_join(shape)} | {name} | {row['kernels']} | {_format_ratio(row['to_torch'])} | "
+            f"{_format_ratio(row['to_native'])} | {_format_convolution(shape, name, row)} | "
+            f"{_format_ratio(row.get('channels_last_to_contiguous'))} | {row['inference_ms']:.2f} | "
+            f"{_format_ratio(row['inference_to_norm'])} | {_format_memory(row, 'saved')} | "
+            f"{_format_memory(row, 'peak')} |"
+            for shape, name, row in rows(results)
+        ),
+        "",
+        "- **shape**, **layer**: as in the first table.",
+        "- **kernels**: those that ran; the name of C++ kernels is their binary, with the instruction set.",
+        "- **× torch's kernels**: the layer's training step as a multiple of that with `set_kernels(\"torch\")`.",
+        "- **× native**: as a multiple of a composition of PyTorch's operations, where the paper's is not one.",
+        "- **× 3×3 conv**: as a multiple of a convolution of the same width; in brackets the paper's figure.",
+        "- **channels-last**: time of a channels-last input as a multiple of that of a contiguous one.",
+        "- **inference ms**, **inference × norm**: a forward pass in eval mode, and as a multiple of the norm's.",
+        "- **saved**: memory saved for backward, as a multiple of the input's; in brackets that of torch's kernels, "
+        "the paper's formulation and the norm.",
+        "- **peak**: the most memory that PyTorch allocates in a training step, in the same units and order; without "
+        "the workspace of the C++ kernels, which each call frees.",
+    ]
+    for entry in results["models"]:
+        lines += ["", *model_table(entry)]
+    for entry in results["tokens"]:
+        lines += ["", *token_table(entry)]
+    return "\n".join(lines)
+
+
+def format_all(results: dict[str, Any]) -> str:
+    """Return all tables as Markdown."""
+    tables = (cost_table, target_table, detail_table, solver_table)
+    return "\n\n".join(table(results) for table in tables)
+
+
+def _join(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _format_ratio(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _format_memory(row: dict[str, Any], key: str) -> str:
+    others = ", ".join(_format_ratio(row.get(f"{key}_{which}")) for which in ("torch", "paper", "norm"))
+    return f"{row[key]:.2f} ({others})"
 
 
 def _format_convolution(shape: list[int], name: str, row: dict[str, Any]) -> str:
     if "to_convolution" not in row:
-        return "–"
+        return _UNKNOWN
     printed = published.TO_CONVOLUTION.get((name, shape[1])) if shape[0] == 64 and shape[2:] == [32, 32] else None
     return f"{row['to_convolution']:.2f}" + ("" if printed is None else f" ({printed:.2f})")
 
@@ -185,8 +289,8 @@ def model_table(entry: dict[str, Any]) -> list[str]:
         f"`{entry['machine']['commit'][:10]}`: time added to BatchNorm's (which has {entry['gflops']:.3f} GFLOPs). "
         "In brackets the papers' figures; those after a semicolon are for 713²:",
         "",
-        "| norms | solver | training step | inference | GFLOPs |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "| norms | solver | kernels | training step | inference | GFLOPs |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
     ]
     for name, row in entry["models"].items():
         printed = [table.get(name) for table in (published.STEP_PERCENT, published.STEP_PERCENT_713)]
@@ -197,7 +301,7 @@ def model_table(entry: dict[str, Any]) -> list[str]:
         inferred = _format_percent(row["inference_percent"], "" if inference is None else f"{inference:+.1f} %")
         flops = published.GFLOPS.get(name)
         lines.append(
-            f"| {name} | {row['solver']} | {step} | {inferred} | "
+            f"| {name} | {row['solver']} | {row['kernels']} | {step} | {inferred} | "
             f"{row['gflops']:.3f}{'' if flops is None else f' ({flops:.3f})'} |"
         )
     return lines
@@ -218,42 +322,12 @@ def solver_table(results: dict[str, Any]) -> str:
 
 def token_table(entry: dict[str, Any]) -> list[str]:
     """Tabulate a transformer's training step and inference, relative to LayerNorm."""
-    size = "×".join(map(str, entry["input"]))
     lines = [
-        f"{entry['name']}, input {size}: time relative to LayerNorm.",
+        f"{entry['name']}, input {_join(entry['input'])}: time as a multiple of LayerNorm's.",
         "",
-        "| norms | training step | inference |",
-        "| --- | ---: | ---: |",
+        "| norms | kernels | training step | inference |",
+        "| --- | --- | ---: | ---: |",
     ]
     for name, row in entry["rows"].items():
-        lines.append(f"| {name} | {row['step']:.2f} | {row['inference']:.2f} |")
+        lines.append(f"| {name} | {row['kernels'] or _UNKNOWN} | {row['step']:.2f} | {row['inference']:.2f} |")
     return lines
-
-
-def behind(results: dict[str, Any]) -> list[str]:
-    """List the shapes on which an alternative is faster, and why."""
-    suite = [
-        f"{name} {'×'.join(map(str, shape))} ({which}, {row[key]:.2f})"
-        for shape, name, row in rows(results)
-        for key, which in (("to_paper", "paper"), ("to_native", "native"))
-        if row[key] is not None and row[key] > 1
-    ]
-    between, slower = results["sweep"], sweep.behind(results["sweep"])
-    mean = geometric_mean([row["fastest_to_own"] for row in between])
-    percent = f"{100 * (1 - sweep.MARGIN):.0f} %"
-    return [
-        f"An alternative is faster on these of the above shapes: {', '.join(suite) or 'none'}. Of {len(between)} other "
-        "shapes, the fastest alternative (the papers' formulation, PyTorch operations, or this package's other memory "
-        f"layout) takes {mean:.2f}× the layers' time in the geometric mean, and is more than {percent} faster on "
-        f"{len(slower)}, listed in `benchmarks/results/full.md`. {REASON}",
-    ]
-
-
-def sweep_table(results: dict[str, Any]) -> str:
-    """Tabulate the other shapes on which an alternative is faster."""
-    lines = ["| method | K | shape | ms | alternative's ms | alternative |", "| --- | ---: | --- | ---: | ---: | --- |"]
-    for row in sweep.behind(results["sweep"]):
-        ours, other = row["ms"][row["method"]], row["ms"][row["fastest"]]
-        shape = "×".join(map(str, row["shape"]))
-        lines.append(f"| {row['method']} | {row['features']} | {shape} | {ours:.2f} | {other:.2f} | {row['fastest']} |")
-    return "\n".join(lines)

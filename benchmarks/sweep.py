@@ -1,25 +1,22 @@
-"""Time every layer on shapes between those of the suite, against the fastest alternative.
+"""Time every layer on shapes between those of the suite, beside the papers' formulation and PyTorch's operations.
 
-The alternatives are the papers' formulation, a composition of PyTorch's operations, and the library's other layout. A
-row has the time of the fastest as a multiple of the layer's: below 1, the alternative is faster.
+A row has the time of each alternative as a multiple of the layer's: below 1, the alternative is faster.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
 
 import whitenorm
 from benchmarks import papers
+from benchmarks.layers import with_torch_kernels
 from benchmarks.native import Native
-from whitenorm import functional
-from whitenorm.ops.layout import Layout, channel_groups
+from whitenorm.diagnostics import kernels_used
 from whitenorm_lab.costs import build_layer_step
 from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
@@ -58,36 +55,27 @@ def build_contenders(name: str, features: int, channels: int) -> dict[str, nn.Mo
 
 
 def measure(name: str, features: int, shape: tuple[int, ...], rounds: int, budget: float) -> dict[str, Any]:
-    """Return one row: times in milliseconds, and the fastest alternative as a multiple of the layer's time."""
+    """Return one row: times in milliseconds, and those of the alternatives as multiples of the layer's."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     modules = build_contenders(name, features, shape[1])
     runs = {key: build_layer_step(module, x, grad) for key, module in modules.items()}
-    if name == "IterNorm":
-        runs["other layout"] = functools.partial(_in_other_layout, build_layer_step(modules[name], x, grad))
+    runs["torch"] = with_torch_kernels(runs[name])
     times = time_interleaved(runs, rounds, budget)
-    rivals = {key: median_ratio(values, times[name]) for key, values in times.items() if key != name}
-    fastest = min(rivals, key=rivals.__getitem__)
     return {
         "method": name,
         "features": features,
         "shape": list(shape),
-        "ms": {key: summarise(values).ms for key, values in times.items()},
-        "fastest": fastest,
-        "fastest_to_own": rivals[fastest],
+        "kernels": " and ".join(kernels_used(runs[name])),
+        "times": {key: summarise(values)._asdict() for key, values in times.items()},
+        "to_own": {key: median_ratio(values, times[name]) for key, values in times.items() if key != name},
     }
 
 
-def _in_other_layout(step: Callable[[], None]) -> None:
-    """Run a step with the opposite choice of whether samples are gathered into one run per channel."""
-
-    def choose_other(*args: Any) -> Layout:
-        layout = channel_groups(*args)
-        return layout._replace(copied=layout.pooled and not layout.rows and not layout.copied)
-
-    with mock.patch.object(functional, "channel_groups", choose_other):
-        step()
+def find_fastest(row: dict[str, Any]) -> str:
+    """Return the fastest of the papers' formulation and PyTorch's operations."""
+    return min((key for key in row["to_own"] if key != "torch"), key=row["to_own"].__getitem__)
 
 
 def behind(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows in which an alternative is faster."""
-    return [row for row in rows if row["fastest_to_own"] < MARGIN]
+    return [row for row in rows if row["to_own"][find_fastest(row)] < MARGIN]

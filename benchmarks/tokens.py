@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import whitenorm
+from whitenorm.diagnostics import kernels_used
 from whitenorm_lab.machine import describe_machine
 from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
@@ -42,12 +43,14 @@ def families(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Tensor]]:
 def measure(name: str, make: Callable[[], nn.Module], x: Tensor, rounds: int) -> dict[str, Any]:
     """Both times with LayerNorm, and those with whitening of several numbers of groups as multiples of them."""
     models = {"LayerNorm": make(), **{_label(groups): _convert(make(), groups) for groups in GROUPS}}
-    steps = time_interleaved({key: _build_step(model, x) for key, model in models.items()}, rounds, budget=120)
-    inference = time_interleaved({key: _build_inference(model, x) for key, model in models.items()}, rounds, budget=60)
+    runs = {key: _build_step(model, x) for key, model in models.items()}
+    steps = time_interleaved(runs, rounds, budget=60)
+    inference = time_interleaved({key: _build_inference(model, x) for key, model in models.items()}, rounds, budget=15)
     rows = {
         key: {
             "step": median_ratio(steps[key], steps["LayerNorm"]),
             "inference": median_ratio(inference[key], inference["LayerNorm"]),
+            "kernels": " and ".join(kernels_used(runs[key])),
             "step_ms": summarise(steps[key]).ms,
             "inference_ms": summarise(inference[key]).ms,
         }

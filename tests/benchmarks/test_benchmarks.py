@@ -5,15 +5,19 @@ import json
 import pkgutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
+from rich.console import Console
 
 import benchmarks
 import whitenorm
-from benchmarks import layers, models, papers, picture, report, solvers, sweep, tokens
+from benchmarks import layers, models, papers, picture, report, run, solvers, sweep, tokens
 from benchmarks.native import Native
 from tests.helpers.cases import assert_close
+from whitenorm.diagnostics import kernels_used
+from whitenorm.ops.native.library import load_library
 from whitenorm_lab.costs import RESNET50, VGG_A, build_net, count_gflops
 
 PAIRS = {
@@ -81,24 +85,47 @@ def results():
     shapes = [(4, 32, 6, 6), (64, 64)]
     return {
         "machine": {"processor": "p", "threads": 1, "torch": "t", "commit": "c"},
+        "binary": "kernels-avx2",
         "sgemm_gflops": 1.0,
-        "layers": [layers.measure(shape, 1e11, rounds=3, budget=1) for shape in shapes],
+        "layers": [layers.measure(shape, rounds=3, budget=1) for shape in shapes],
         "solvers": [solvers.measure(8, 2, rounds=3, budget=1)],
         "sweep": [sweep.measure(*case, rounds=3, budget=1) for case in sweep.cases(quick=True)],
         "tokens": [tokens.measure(name, *net, rounds=3) for name, net in tokens.families(quick=True).items()],
-        "models": [models.measure(models.resnet50(["SW^a 7 layers"], 32, 2), 3, lambda name: None)],
+        "models": [models.measure(models.resnet50(["SW^a 7 layers"], 32, 2), 3)],
     }
+
+
+def copy_of(results):
+    return json.loads(json.dumps(results))
 
 
 def test_rows_are_ratios_of_what_was_timed(results):
     assert [entry["shape"] for entry in results["layers"]] == [[4, 32, 6, 6], [64, 64]]
-    for _, _, row in report.rows(results):
+    for shape, name, row in report.rows(results):
         assert row["ms"] > 0
-        assert row["to_floor"] < row["to_batchnorm"]
+        assert row["norm"] == layers.METHODS[name].norm
         assert row["saved"] < row["saved_paper"]
         # The output and the input's gradient at least.
-        assert min(row["peak"], row["peak_paper"], row["peak_batchnorm"]) >= 2
+        assert min(row["peak"], row["peak_torch"], row["peak_paper"], row["peak_norm"]) >= 2
+        assert ("channels_last_to_contiguous" in row) == (len(shape) == 4)
+        assert (row["norm"] == "BatchNorm") == (row["to_norm"] == row["to_batchnorm"])
     assert results["solvers"][0]["solvers"]["zca"]["error"] < 1e-4
+
+
+def test_results_name_the_kernels_that_ran(results):
+    native = load_library().description if load_library().functions is not None else "torch"
+    kernels = {name: row["kernels"] for shape, name, row in report.rows(results) if len(shape) == 4}
+    assert kernels == {"IterNorm": native, "DBN": "torch", "SW": native, "IW": native, "GW": native}
+    assert {row["kernels"] for row in results["sweep"]} <= {native, "torch"}
+    assert results["tokens"][0]["rows"]["LayerNorm"]["kernels"] == ""
+    assert results["models"][0]["models"]["SW^a 7 layers"]["kernels"] == "torch"
+
+
+def test_torch_kernels_are_used_for_one_contender_only():
+    layer, x = whitenorm.IterNorm(16), torch.randn(4, 16, 4, 4)
+    before = kernels_used(lambda: layer(x))
+    assert kernels_used(layers.with_torch_kernels(lambda: layer(x))) == ("torch",)
+    assert kernels_used(lambda: layer(x)) == before
 
 
 def test_peak_memory_counts_what_is_alive_at_once():
@@ -111,65 +138,99 @@ def test_peak_memory_counts_what_is_alive_at_once():
     assert layers.measure_peak_share(Twice(), (64, 64)) == pytest.approx(4, abs=0.01)
 
 
-def test_report_shows_every_row_and_loss(results, tmp_path):
-    text = report.markdown(results)
+def test_tables_show_every_row(results, tmp_path):
+    text = report.format_all(results)
     assert "| 4×32×6×6 | IterNorm |" in text
-    assert "| 64×64 | DBN |" in text
-    assert "SW^a 7 layers" in text
+    assert "| 64×64 | LayerWhitening |" in text
     assert "(+11.4 %; +1.6 %)" in text
-    assert "FLOPs added, time relative to the convolution | 0 | 0, " in text
-    assert text.count("| yes |") + text.count("| no |") == len(report.bars(results))
+    targets = report.list_targets(results)
+    assert text.count("| met |") + text.count("| **missed** |") + text.count("| not measured |") == len(targets)
     picture.draw(results, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
-def test_reading_names_the_losses(results):
-    changed = json.loads(json.dumps(results))
-    for _, name, row in report.rows(changed):
-        row["to_paper"] = 1.25 if name == "IW" else 0.5
-    text = report.reading(changed)
-    assert "are faster than these layers on IW 4×32×6×6." in text
-    for bar in report.bars(changed):
-        assert (f"- {bar.what}: measured {bar.measured}, target {bar.wanted}" in text) != bar.reached
+def test_every_column_has_a_legend(results):
+    for table in (report.cost_table(results), report.detail_table(results)):
+        header = next(line for line in table.splitlines() if line.startswith("| shape"))
+        for column in header.strip("| ").split(" | "):
+            assert f"**{column}**" in table, column
 
 
-def test_every_rival_that_is_ahead_is_named(results):
+def test_values_that_were_not_measured_are_dashes(results):
+    changed = copy_of(results)
+    for _, _, row in report.rows(changed):
+        row["to_norm"] = row["to_floor"] = row["to_torch"] = None
+    assert " | – | " in report.cost_table(changed)
+    assert all(target.is_met is None for target in report.list_targets(changed) if target.measured == "–")
+
+
+def test_losses_of_suite_and_sweep_are_listed(results):
     assert {row["method"] for row in results["sweep"]} == set(sweep.FEATURES)
     for row in results["sweep"]:
-        rivals = {"paper", "native", "other layout"} if row["method"] == "IterNorm" else {"paper"}
-        assert set(row["ms"]) == {row["method"], *rivals}
-    changed = json.loads(json.dumps(results))
+        rivals = {"paper", "native", "torch"} if row["method"] == "IterNorm" else {"paper", "torch"}
+        assert set(row["to_own"]) == rivals
+    changed = copy_of(results)
     for row in changed["sweep"]:
-        row["fastest_to_own"] = 0.5 if row["method"] == "GW" else 2.0
+        # That torch's kernels are faster is no loss to an alternative.
+        row["to_own"] = {"paper": 0.5 if row["method"] == "GW" else 2.0, "torch": 0.1}
     for _, name, row in report.rows(changed):
-        row["to_paper"], row["to_native"] = (1.25, None) if name == "IW" else (0.5, 0.5)
-    (said,) = report.behind(changed)
-    assert "shapes: IW 4×32×6×6 (paper, 1.25). Of 3" in said
-    assert "faster on 1, listed in" in said
-    text = report.sweep_table(changed)
-    assert "| GW | 16 | 4×256×4×4 |" in text
-    assert "| IW |" not in text
+        row["to_paper"], row["to_native"] = (1.25, 1.2) if name == "IW" else (0.5, None)
+    losses = [(loss.layer, loss.shape, loss.alternative) for loss in report.list_losses(changed)]
+    assert losses == [("IW", [4, 32, 6, 6], "paper"), ("GW, K = 16", [4, 256, 4, 4], "paper")]
+    text = report.target_table(changed)
+    assert "faster on these 2 of 9 layers of the suite and 3 other shapes" in text
+    assert "| GW, K = 16 | 4×256×4×4 |" in text
 
 
-def test_the_other_layout_is_another_one():
-    layouts = []
-    x = torch.randn(2, 64, 4, 4)
-
-    def step():
-        layouts.append(whitenorm.functional.channel_groups(x, 64, True).copied)
-
-    step()
-    sweep._in_other_layout(step)
-    assert layouts == [True, False]
+def test_targets_name_nets_of_the_full_suite(results):
+    """The names of the nets and shapes that the targets are for are those that are measured."""
+    changed = copy_of(results)
+    rows = changed["tokens"][0]["rows"]
+    changed["tokens"] = [{"name": name, "input": [], "rows": rows} for name in tokens.families(quick=False)]
+    measured = [target.measured for target in report.list_targets(changed) if "training step with" in target.what]
+    assert measured == [f"{rows['LayerWhitening']['step']:.2f}×"] * 2
 
 
-def test_bars_are_judged_by_the_worst_row(results):
-    changed = json.loads(json.dumps(results))
+def test_targets_are_judged_by_the_worst_row(results):
+    changed = copy_of(results)
     for _, name, row in report.rows(changed):
         row["to_paper"] = 0.2 if name != "GW" else 1.1
-    found = {bar.what: bar for bar in report.bars(changed)}
-    assert not found["speed-up over the papers' formulation (mean, worst)"].reached
-    assert found["DBN, speed-up over its paper's formulation (worst)"].reached
+    by_name = {target.what.split(",")[0]: target for target in report.list_targets(changed)}
+    assert by_name["DBN"].is_met
+    assert by_name["SW"].is_met
+    assert not by_name["GW"].is_met
+    assert by_name["GW"].measured == "0.91×"
+
+
+def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "measure_sgemm_rate", lambda: 1e9)
+    calls = []
+
+    def measure(name):
+        if name == "b" and len(calls) == 1:
+            raise KeyboardInterrupt
+        calls.append(name)
+        return name.upper()
+
+    cases = [run.Case("layers", name, 1.0, partial(measure, name)) for name in "ab"]
+    path, console = tmp_path / "full.partial.json", Console(quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.measure(cases, path, console)
+    calls.append("again")
+    assert run.measure(cases, path, console)["layers"] == ["A", "B"]
+    assert calls == ["a", "again", "b"]
+    # Times of another machine, or of other code, are not mixed with these.
+    path.write_text(json.dumps({**json.loads(path.read_text()), "binary": "another"}))
+    run.measure(cases, path, console)
+    assert calls[3:] == ["a", "b"]
+
+
+def test_the_suite_has_the_shapes_of_the_targets_within_twenty_minutes():
+    cases = run.list_cases(quick=False)
+    assert sum(case.seconds for case in cases) < 20 * 60
+    assert sum(case.part == "sweep" for case in cases) == 142
+    assert {(256, 128), (32, 256, 14, 14), (32, 64, 56, 56), (4, 16, 4, 4)} <= set(layers.SHAPES)
+    assert len({(case.part, case.name) for case in cases}) == len(cases)
 
 
 def test_the_suite_runs_as_a_module():

@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+import whitenorm
+from benchmarks.layers import METHODS, find_floor
 from benchmarks.roofline import cards
 from benchmarks.roofline.cards import Card
+from benchmarks.roofline.floor import Rates, floor_seconds, list_needed_operations
 from benchmarks.roofline.prediction import predict_seconds
 from benchmarks.roofline.work import Operation, count_operations, count_passes, layer_work, nbytes, step_work
 from whitenorm.cli.gpu.cases import CASES
@@ -110,3 +113,34 @@ CARD = Card("a card", bandwidth=1e12, fp32=1e13, tf32=1e14, processors=100, sour
 def test_prediction(operation, seconds):
     assert predict_seconds([operation], CARD) == pytest.approx(seconds)
     assert predict_seconds([operation, operation], CARD) == pytest.approx(2 * seconds)
+
+
+def test_the_floor_counts_the_products_that_the_layer_computes():
+    """IterNorm's torch kernels compute the same products as the floor, and all of the covariance instead of half."""
+    shape = (32, 64, 16, 16)
+    needed = list_needed_operations(shape, 64, 1, "newton", is_per_sample=False)
+    passes = sum(operation.flops for operation in needed if operation.name != "solve")
+    product = 2 * 32 * 64 * 256 * 64
+    assert passes == 4.5 * product
+    work = layer_work(whitenorm.IterNorm(64), shape)
+    assert passes + product // 2 <= work.flops <= 1.2 * (passes + product // 2)
+    assert sum(operation.bytes for operation in needed) <= work.bytes
+
+
+def test_the_floor_takes_the_longer_of_memory_and_products():
+    shape = (8, 16, 4, 4)
+    by_memory, by_products = Rates(flops=1e30, bandwidth=1.0), Rates(flops=1.0, bandwidth=1e30)
+    batch, sample = [list_needed_operations(shape, 16, 1, "newton", is_per_sample=flag) for flag in (False, True)]
+    size = 4 * 8 * 16 * 16
+    assert floor_seconds(batch, by_memory) == pytest.approx(8 * size)
+    assert floor_seconds(sample, by_memory) == pytest.approx(5 * size)
+    assert floor_seconds(batch, by_products) == pytest.approx(floor_seconds(sample, by_products))
+    zca = list_needed_operations(shape, 16, 1, "zca", is_per_sample=False)
+    assert zca[:-1] == batch[:-1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_floor(name):
+    shape = (32, 64) if name == "LayerWhitening" else (32, 64, 8, 8)
+    rates = Rates(flops=1e11, bandwidth=1e10)
+    assert 0 < find_floor(name, shape, rates) < 2 * find_floor(name, (2 * shape[0], *shape[1:]), rates)

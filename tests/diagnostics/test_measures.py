@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import whitenorm
+from whitenorm import functional
 from whitenorm.diagnostics import (
     condition_number,
     constraint_number,
@@ -16,12 +17,15 @@ from whitenorm.diagnostics import (
     fisher_condition_number,
     flops,
     jacobian_spectrum,
+    kernels_used,
     measured_constraint_number,
     saved_bytes,
     spectrum,
     stochastic_disturbance,
     whiteness_error,
 )
+from whitenorm.ops import fixed_map
+from whitenorm.ops.native.library import load_library
 
 
 def features_with_spectrum(values, n=64):
@@ -271,3 +275,22 @@ def test_constant_features_correlate_with_nothing():
     x = torch.full((1000, 2), 0.1, dtype=torch.float64) * torch.tensor([1.0, 3.0], dtype=torch.float64)
     assert correlation(x) == 0
     assert correlation(1e-3 * torch.randn(1000, 1, dtype=torch.float64) + x) == pytest.approx(1)
+
+
+def test_kernels_used():
+    """Those of training and inference, after which the choice is as before."""
+    native = load_library().description if load_library().functions is not None else "torch"
+    layers = [
+        whitenorm.IterNorm(16),
+        whitenorm.GroupWhitening(4, 16),
+        whitenorm.InstanceWhitening(16, 4),
+        whitenorm.SwitchableWhitening(16),
+        whitenorm.IterNorm(16).eval(),
+    ]
+    x = torch.randn(4, 16, 6, 6)
+    for layer in layers:
+        before = functional.choose_kernels, fixed_map.choose_kernels
+        assert kernels_used(lambda layer=layer: layer(x)) == (native,)
+        assert (functional.choose_kernels, fixed_map.choose_kernels) == before
+    assert kernels_used(lambda: [layer(x.double()) for layer in map(nn.Module.double, layers)]) == ("torch",)
+    assert kernels_used(lambda: nn.BatchNorm2d(16)(x)) == ()

@@ -10,6 +10,7 @@ from whitenorm_lab import costs, published
 from whitenorm_lab.claims.experiment import Context
 from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.nets import build
+from whitenorm_lab.papers import EXPERIMENTS
 from whitenorm_lab.papers.iternorm import snd as iternorm_snd
 from whitenorm_lab.papers.shared import overheads
 from whitenorm_lab.papers.shared.gaussians import normalize
@@ -80,13 +81,31 @@ def test_judging_overheads():
     assert get_verdict(overheads.expect_rising_step_times(["SW", "BW"], "1")(results)) == "not held"
 
 
-def test_a_norm_that_takes_long_is_seen(monkeypatch):
-    """The ratio is of the norm's net to BatchNorm's, and not the other way."""
-    fed = {"batch": 8, "resolution": 64, "classes": 10, "rounds": 3}
-    settings = overheads.build_settings("1", "cnn-4", "DBN-G512", costs.VGG_A["DBN-G512"], fed)
+def test_models_of_a_table_are_timed_together(monkeypatch):
+    """The ratio is of the norm's net to BatchNorm's, and not the other way; the kernels are those of the norm's net."""
+    scale = {"batch": 8, "resolution": 64, "classes": 10, "rounds": 3}
+    choice = costs.VGG_A["DBN-G8"]
+    settings = overheads.build_settings("1", "cnn-4", {"slow": choice, "whitened": choice}, scale)
     slow = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(40)], nn.Flatten(), nn.Linear(3 * 64**2, 10))
     fast = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64**2, 10))
-    monkeypatch.setattr(overheads, "_make_net", lambda net, classes, norm="bn", *rest: fast if norm == "bn" else slow)
-    values = overheads.run(settings, Context(0))
-    assert values["step"] > 50
-    assert values["inference"] > 50
+    whitened = nn.Sequential(whitenorm.DecorrelatedBatchNorm(3, 3), nn.Flatten(), nn.Linear(3 * 64**2, 10))
+    nets = {"BatchNorm": fast, "slow": slow, "whitened": whitened}
+    monkeypatch.setattr(overheads, "_build_nets", lambda net, classes, models: nets)
+    runs = Results([Run(settings, seed, overheads.run(settings, Context(seed)), 1.0) for seed in range(2)])
+    assert [run.values.get("kernels") for run in runs] == [{"slow": "", "whitened": "torch"}, None]
+    split = overheads.split_models(runs)
+    assert split.levels("model") == ["slow", "whitened"]
+    assert min(split.values("step", model="slow") + split.values("inference", model="slow")) > 50
+    assert len(split.values("step", table="1", model="whitened")) == 2
+
+
+def test_runs_of_one_model_are_not_split():
+    results = Results([Run({"model": "resnet18"}, 0, {"step": 1.0}, 1.0)])
+    assert overheads.split_models(results) == results
+
+
+def test_cost_experiments_repeat_thirty_rounds():
+    for name in ("dbn-cost", "iternorm-cost", "sw-cost", "gw-cost"):
+        experiment = EXPERIMENTS[name]
+        for settings in experiment.plan(experiment.scales["default"]):
+            assert settings.get("rounds", 30) * experiment.seeds["default"] >= 30

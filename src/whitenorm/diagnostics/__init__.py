@@ -13,7 +13,7 @@ from whitenorm.diagnostics.constraints import (
     feasible_range,
     measured_constraint_number,
 )
-from whitenorm.diagnostics.cost import flops, saved_bytes
+from whitenorm.diagnostics.cost import flops, kernels_used, saved_bytes
 from whitenorm.diagnostics.disturbance import Disturbance, stochastic_disturbance
 from whitenorm.diagnostics.inspection import inspect
 from whitenorm.diagnostics.monitoring import Monitor, monitor
@@ -37,6 +37,7 @@ __all__ = [
     "html_page",
     "inspect",
     "jacobian_spectrum",
+    "kernels_used",
     "measured_constraint_number",
     "monitor",
     "saved_bytes",

@@ -232,3 +232,20 @@ def describe_hardware(contents: list[dict[str, Any]]) -> str:
         f"{values['processor']}, {values['threads']} {threads}, torch {values['torch']}, Python {values['python']}, "
         f"whitenorm {values['whitenorm']}"
     )
+
+
+def describe_kernels(content: dict[str, Any]) -> str:
+    """Kernels that ran, of experiments that store them by model; otherwise empty.
+
+    Example::
+
+        >>> from whitenorm_lab.claims.results import Run
+        >>> describe_kernels({"runs": [Run({}, 0, {"kernels": {"GW": "kernels-avx2", "DBN": "torch"}}, 1.0)]})
+        'Kernels: kernels-avx2 (GW), torch (DBN).'
+    """
+    models: dict[str, dict[str, None]] = {}
+    for run in content["runs"]:
+        for model, kernels in run.values.get("kernels", {}).items():
+            models.setdefault(kernels, {})[model] = None
+    words = [f"{kernels} ({', '.join(names)})" for kernels, names in models.items()]
+    return f"Kernels: {', '.join(words)}." if words else ""

@@ -18,6 +18,7 @@ from whitenorm_lab.claims.outcomes import (
     count_seeds,
     count_verdicts,
     describe_hardware,
+    describe_kernels,
     describe_rule,
     describe_run,
     find_not_built,
@@ -129,6 +130,7 @@ def _describe_experiment(outcome: Outcome, scale: str, files: str, index: str) -
         figure = f"{files}/{experiment.id}/{scale}.png"
         alt = escape_markdown(f"{experiment.title}, as measured here: {experiment.paper} {experiment.where}")
         blocks += [f"[![{alt}]({figure})]({figure})", escape_markdown(describe_run(content))]
+        blocks.append(escape_markdown(describe_kernels(content)))
     if outcome.reduction:
         blocks.append(f"> {_SMALLER} **Smaller than the paper's.** {escape_markdown(outcome.reduction)}")
     blocks.append(_tabulate([claim for claim in outcome.claims if not claim["bar"]]))

@@ -1,13 +1,14 @@
 """Measure what a norm adds to the time of a net with BatchNorm, and compare it with the papers' tables of costs.
 
-Each run times a net with the norm and one with BatchNorm in turns, in one process. A "seed" is a repetition; values are
-percentages of BatchNorm's time. A training step is forward and backward, without the optimizer's part.
+Each run times a net with BatchNorm and all models of a table in turns, in one process. A "seed" is a repetition; values
+are percentages of BatchNorm's time. A training step is forward and backward, without the optimizer's part.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,60 +17,82 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
+from whitenorm.diagnostics import kernels_used
 from whitenorm_lab import costs
 from whitenorm_lab.claims.evidence import Evidence, at_most, every, rising
 from whitenorm_lab.claims.experiment import Context, Settings
-from whitenorm_lab.claims.results import Results
+from whitenorm_lab.claims.results import Results, Run
 from whitenorm_lab.costs import Choice
 from whitenorm_lab.timing import median_ratio, summarise, time_interleaved
 
 _VALUE_NAMES = {"step": "training step", "inference": "inference"}
+_BASE = "BatchNorm"
 
 
-def build_settings(table: str, net: str, model: str, choice: Choice, scale: Settings) -> Settings:
+def build_settings(
+    table: str,
+    net: str,
+    models: Mapping[str, Choice],
+    scale: Settings,
+    passes: Sequence[str] = tuple(_VALUE_NAMES),
+) -> Settings:
     """Build the settings of a run.
 
     Args:
         table: of the paper.
         net: a name for :func:`whitenorm_lab.costs.build_net`.
-        model: the name of the norm in the table.
-        choice: the norm.
+        models: the norms, by their names in the table.
         scale: parameters of the scale, with ``batch``, ``resolution``, ``classes`` and ``rounds``.
+        passes: what to time, of ``step`` and ``inference``.
     """
     names = ("batch", "resolution", "classes", "rounds")
-    return {"table": table, "net": net, "model": model, **choice._asdict(), **{name: scale[name] for name in names}}
+    chosen = {model: choice._asdict() for model, choice in models.items()}
+    return {"table": table, "net": net, "models": chosen, "passes": passes, **{name: scale[name] for name in names}}
 
 
 def run(settings: Settings, context: Context) -> dict[str, Any]:
-    """Measure the percentage that the norm adds to a training step and to inference, and BatchNorm's times."""
-    batch, resolution, classes = settings["batch"], settings["resolution"], settings["classes"]
-    options = json.dumps(settings["options"])
-    nets = {
-        "base": _make_net(settings["net"], classes),
-        "norm": _make_net(settings["net"], classes, settings["norm"], settings["where"], options),
-    }
-    values = {}
-    for name, runs in (
-        ("step", {key: costs.build_training_step(net, batch, resolution, classes) for key, net in nets.items()}),
-        ("inference", {key: costs.build_inference(net, batch, resolution) for key, net in nets.items()}),
-    ):
-        times = time_interleaved(runs, settings["rounds"], budget=float("inf"))
-        values[name] = 100 * (median_ratio(times["norm"], times["base"]) - 1)
-        values[f"{name}_batchnorm_ms"] = summarise(times["base"]).ms
+    """Measure the percentage that each norm adds to BatchNorm's time; the first repetition also names its kernels."""
+    sizes = settings["batch"], settings["resolution"]
+    nets = _build_nets(settings["net"], settings["classes"], json.dumps(settings["models"]))
+    steps = {model: costs.build_training_step(net, *sizes, settings["classes"]) for model, net in nets.items()}
+    forward = {model: costs.build_inference(net, *sizes) for model, net in nets.items()}
+    values: dict[str, Any] = {}
+    if context.seed == 0:
+        # Not in each repetition, because it takes as long as a round.
+        values["kernels"] = {model: " and ".join(kernels_used(steps[model])) for model in settings["models"]}
+    for name in settings["passes"]:
+        times = time_interleaved(steps if name == "step" else forward, settings["rounds"], budget=float("inf"))
+        values[name] = {model: 100 * (median_ratio(times[model], times[_BASE]) - 1) for model in settings["models"]}
+        values[f"{name}_batchnorm_ms"] = summarise(times[_BASE]).ms
     return values
 
 
-# Keeps the net with BatchNorm and the present one over all repetitions.
-@lru_cache(maxsize=2)
-def _make_net(net: str, classes: int, norm: str = "bn", where: str = "all", options: str = "{}") -> nn.Module:
-    return costs.build_net(net, classes, Choice(norm, where, json.loads(options)))
+# Keeps the nets over all repetitions.
+@lru_cache(maxsize=1)
+def _build_nets(net: str, classes: int, models: str) -> dict[str, nn.Module]:
+    choices = {_BASE: Choice(), **{model: Choice(**options) for model, options in json.loads(models).items()}}
+    return {model: costs.build_net(net, classes, choice) for model, choice in choices.items()}
+
+
+def split_models(results: Results) -> Results:
+    """Return one run per model; runs of a single model remain as they are."""
+    singles = Results()
+    for run in results:
+        models = run.settings.get("models", ())
+        singles += [_select_model(run, model) for model in models] if models else [run]
+    return singles
+
+
+def _select_model(run: Run, model: str) -> Run:
+    values = {name: run.values[name][model] for name in run.settings["passes"]}
+    return replace(run, settings={**run.settings, "model": model}, values=values)
 
 
 def expect_at_most_printed(value: str, printed: Mapping[str, float], table: str) -> Callable[[Results], Evidence]:
     """Build a judge that expects every model that was run to add at most the printed percentage."""
 
     def judge(results: Results) -> Evidence:
-        runs = results.where(table=table)
+        runs = split_models(results).where(table=table)
         models = [model for model in runs.levels("model") if model in printed]
         return every(
             *(
@@ -85,7 +108,8 @@ def expect_rising_step_times(models: Sequence[str], table: str) -> Callable[[Res
     """Build a judge that expects each model to add less to a training step than the next one."""
 
     def judge(results: Results) -> Evidence:
-        return rising(models, [results.values("step", table=table, model=model) for model in models])
+        runs = split_models(results)
+        return rising(models, [runs.values("step", table=table, model=model) for model in models])
 
     return judge
 
@@ -122,6 +146,7 @@ def draw_legend_above(figure: Figure) -> None:
 
 def draw_overheads(panels: Sequence[tuple[Results, str, Mapping[str, float], str]]) -> Figure:
     """Draw panels of bars in two columns, each given as its runs, a value's name, the printed values, and a title."""
+    panels = [(split_models(results), value, printed, title) for results, value, printed, title in panels]
     rows = -(-len(panels) // 2)
     height = max(1.2 + 0.42 * len(results.levels("model")) for results, *_ in panels)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 0.3 + height * rows), layout="constrained")
