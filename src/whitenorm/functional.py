@@ -22,7 +22,7 @@ from whitenorm.ops.check import (
     fit_group_size,
 )
 from whitenorm.ops.dispatch import choose_kernels, sample_kernels, torch_kernels
-from whitenorm.ops.distributed import Group
+from whitenorm.ops.distributed import Group, sum_over_ranks
 from whitenorm.ops.fixed_map import apply_fixed_map
 from whitenorm.ops.layout import channel_groups, sample_groups
 from whitenorm.ops.masking import zero_masked
@@ -282,6 +282,7 @@ def whiten(
     eps: float = 1e-5,
     correction: int = 0,
     shrinkage: bool = False,
+    process_group: Group = None,
 ) -> Tensor:
     r"""Whiten a plain matrix of N vectors of D features: mean 0 and covariance I, differentiably.
 
@@ -299,6 +300,8 @@ def whiten(
         eps: added to the diagonal of the covariance.
         correction: 0 for the biased covariance, 1 for the unbiased one.
         shrinkage: use (1 - ε)Σ + εI in place of Σ + εI.
+        process_group: the ranks whose rows together have this mean and covariance. Each may have any number of rows;
+            N is their sum. The gradients are those of the sum of all ranks' losses.
 
     Example::
 
@@ -309,13 +312,34 @@ def whiten(
     if input.ndim != 2:
         raise ValueError(f"expected a matrix (N, D) (got shape {tuple(input.shape)}); for channels use batch_whitening")
     groups = _check(input, eps, group_size, None, None)
-    check_batch(input)
+    check_batch(input, process_group)
     if shrinkage:
         check_eps(eps, high=1)
-    if not isinstance(correction, int) or not 0 <= correction < input.shape[0]:
-        raise ValueError(f"expected a whole correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
-    scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
-    return whiten_groups(input, _plan(input, groups, ("bw",), solver, eps, scale))
+    scale = 1 - eps if shrinkage else 1.0
+    if process_group is None:
+        size = input.shape[0]
+        if not isinstance(correction, int) or not 0 <= correction < size:
+            raise ValueError(f"expected a whole correction from 0 to N - 1 = {size - 1} (got {correction!r})")
+        scale *= size / (size - correction)
+    elif correction:
+        solver, scale, eps = _correct_over_ranks(input, solver, eps, scale, correction, process_group), 1.0, 0.0
+    return whiten_groups(input, _plan(input, groups, ("bw",), solver, eps, scale, process_group))
+
+
+def _correct_over_ranks(
+    input: Tensor, solver: SolverLike, eps: float, scale: float, correction: int, group: Group
+) -> Solver:
+    """Return a solver for the unscaled covariance over all ranks, whose number of rows is known on the device only."""
+    if correction != 1:
+        raise ValueError(f"expected a correction of 0 or 1 over several ranks (got {correction!r})")
+    count = sum_over_ranks(input.new_full((), input.shape[0], dtype=torch.float64), group)
+    factor = scale * count / (count - correction).clamp(min=1)
+
+    def solve(cov: Tensor) -> Tensor:
+        identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+        return inverse_sqrt(factor.to(cov.dtype) * cov + eps * identity, solver)
+
+    return as_solver(solve)
 
 
 def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:

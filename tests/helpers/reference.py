@@ -194,6 +194,68 @@ def w_mse(views, orders, size, eps, normalize):
     return total / count
 
 
+def mean_pair_distance(views, normalize=True):
+    """Mean squared distance of two views, pair by pair and image by image."""
+    distances = []
+    for i in range(len(views)):
+        for j in range(i):
+            for one, other in zip(views[i], views[j], strict=True):
+                if normalize:
+                    distances.append(((one / one.norm() - other / other.norm()) ** 2).sum())
+                else:
+                    distances.append(((one - other) ** 2).mean())
+    return sum(distances) / len(distances)
+
+
+def intl(views, whitened, steps, trace_weight, eps):
+    """INTL: each view is normalized as a whole, and each pair of views adds the trace losses of both."""
+    white, traces = [], []
+    for view in views:
+        columns = view if whitened == "instances" else view.T
+        centred = columns - columns.mean(1, keepdim=True)
+        identity = torch.eye(len(columns), dtype=view.dtype)
+        matrix = newton((1 - eps) * torch.cov(columns) + eps * identity, steps)
+        z = matrix @ centred
+        traces.append(((1 - torch.cov(z).diagonal()) ** 2).sum())
+        white.append(z if whitened == "instances" else z.T)
+    pairs = [traces[i] + traces[j] for i in range(len(views)) for j in range(i)]
+    return mean_pair_distance(white) + trace_weight * sum(pairs) / len(pairs)
+
+
+def cw_rgp(views, orders, features, num_groups, size, eps, normalize):
+    """CW-RGP: orders (iterations, N) of images, and features by view and sub-batch."""
+    white = [[] for _ in views]
+    for v, view in enumerate(views):
+        parts = [view[images] for order in orders for images in order.split(size)]
+        for part, order in zip(parts, features[v], strict=True):
+            centred = part - part.mean(1, keepdim=True)
+            z = torch.zeros_like(part)
+            for group in order.split(part.shape[1] // num_groups):
+                x = centred[:, group]
+                cov = x @ x.T / (len(group) - 1)
+                z[:, group] = inverse_root((1 - eps) * cov + eps * torch.eye(size, dtype=x.dtype)) @ x
+            white[v].extend(z)
+    return mean_pair_distance(white, normalize)
+
+
+def correlation(image, eps):
+    """Covariance of the channels of one image, each divided by its standard deviation."""
+    columns = image.reshape(len(image), -1)
+    _, cov = mean_and_cov(columns)
+    deviation = torch.sqrt(cov.diagonal() + eps)
+    return cov / deviation[:, None] / deviation[None, :]
+
+
+def isw(x, mask, eps):
+    """ISW: mean absolute covariance of the pairs in the mask, image by image."""
+    total = 0
+    for image in x:
+        cov = correlation(image, eps)
+        pairs = [(i, j) for i in range(len(cov)) for j in range(i + 1, len(cov)) if mask[i, j]]
+        total = total + sum(cov[i, j].abs() for i, j in pairs) / len(pairs)
+    return total / len(x)
+
+
 def forward(layer, x):
     """Return the expected output of a layer in its present mode."""
     name = type(layer).__name__

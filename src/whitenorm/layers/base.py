@@ -22,7 +22,7 @@ from whitenorm.ops.check import (
     check_positive,
     fit_group_size,
 )
-from whitenorm.ops.distributed import Group
+from whitenorm.ops.distributed import Group, GroupHandle
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -170,19 +170,6 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-class _Handle:
-    """Holder of a process group, which belongs to its process: deep copies share it, pickles leave it out."""
-
-    def __init__(self, group: Group = None) -> None:
-        self.group = group
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Handle:
-        return self
-
-    def __reduce__(self) -> tuple[type[_Handle], tuple[()]]:
-        return _Handle, ()
-
-
 class PopulationWhitening(ChannelWhitening):
     """Base class of layers that keep a running mean and a running matrix, named ``matrix_name``, for inference.
 
@@ -208,7 +195,7 @@ class PopulationWhitening(ChannelWhitening):
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, group_size, solver, eps, affine, bias, device, dtype)
-        self._ranks = _Handle(process_group)
+        self._ranks = GroupHandle(process_group)
         check_momentum(momentum)
         self.momentum = momentum
         self.track_running_stats = track_running_stats
@@ -262,7 +249,7 @@ class PopulationWhitening(ChannelWhitening):
 
     @process_group.setter
     def process_group(self, group: Group) -> None:
-        self._ranks = _Handle(group)
+        self._ranks = GroupHandle(group)
 
     def _population(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the running mean and matrix, or None where they are not tracked."""
