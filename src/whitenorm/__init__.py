@@ -10,6 +10,7 @@ from whitenorm import diagnostics, functional, losses, solvers
 from whitenorm._version import __version__
 from whitenorm.layers import (
     BatchWhitening,
+    CovariancePooling,
     DecorrelatedBatchNorm,
     GroupWhitening,
     InstanceWhitening,
@@ -17,6 +18,7 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
     Whitening,
+    orthogonal_newton,
 )
 from whitenorm.models import (
     conversion_of,
@@ -32,6 +34,7 @@ from whitenorm.ops.dispatch import set_kernels
 
 __all__ = [
     "BatchWhitening",
+    "CovariancePooling",
     "DecorrelatedBatchNorm",
     "GroupWhitening",
     "InstanceWhitening",
@@ -48,6 +51,7 @@ __all__ = [
     "load_converted",
     "load_published",
     "losses",
+    "orthogonal_newton",
     "recalibrate_",
     "recipes",
     "set_kernels",

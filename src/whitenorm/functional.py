@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import check_floating, compute_dtype, smallest
+from whitenorm._runtime import check_floating, compute_dtype, no_autocast, smallest
 from whitenorm.ops.check import (
     Wish,
     check_batch,
@@ -29,9 +29,16 @@ from whitenorm.ops.masking import zero_masked
 from whitenorm.ops.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
 from whitenorm.ops.whiten import Plan, whiten_samples
 from whitenorm.ops.whiten import whiten as whiten_groups
-from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inverse_sqrt
+from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inverse_sqrt, sqrt
 
-__all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
+__all__ = [
+    "batch_whitening",
+    "covariance_pooling",
+    "group_whitening",
+    "instance_whitening",
+    "switchable_whitening",
+    "whiten",
+]
 
 POPULATIONS = ("whitening", "covariance")
 # Solvers whose matrix of a diagonal covariance has the inverse root of each variance.
@@ -324,6 +331,32 @@ def whiten(
     elif correction:
         solver, scale, eps = _correct_over_ranks(input, solver, eps, scale, correction, process_group), 1.0, 0.0
     return whiten_groups(input, _plan(input, groups, ("bw",), solver, eps, scale, process_group))
+
+
+def covariance_pooling(input: Tensor, eps: float = 0.0, *, solver: SolverLike = "newton") -> Tensor:
+    r"""Pool each sample to the upper triangle of the square root of its channels' covariance (iSQRT-COV).
+
+    .. math:: y_n = \operatorname{triu}\big((\Sigma_n + \epsilon I)^{1/2}\big)
+
+    Args:
+        input: ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` with more than one position.
+        eps: added to the diagonal of the covariance.
+        solver: computes the root; see :func:`whitenorm.solvers.sqrt`.
+
+    Example::
+
+        >>> covariance_pooling(torch.randn(2, 4, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+    _check(input, eps, None, None, None)
+    check_positions(input, "channel", math.prod(input.shape[2:]))
+    with no_autocast(input):
+        x = input.flatten(2).to(compute_dtype(input.dtype))
+        centred = x - x.mean(-1, keepdim=True)
+        cov = centred @ centred.mT / x.shape[-1]
+        root = sqrt(cov + eps * torch.eye(x.shape[1], dtype=x.dtype, device=x.device), solver)
+        row, column = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
+        return root[:, row, column].to(input.dtype)
 
 
 def _correct_over_ranks(

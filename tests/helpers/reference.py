@@ -194,6 +194,35 @@ def w_mse(views, orders, size, eps, normalize):
     return total / count
 
 
+def root_newton_schulz(cov, steps):
+    """iSQRT-COV, equations 3 to 6: pre-normalization by the trace, coupled iteration, post-compensation."""
+    identity = torch.eye(len(cov), dtype=cov.dtype)
+    y, z = cov / torch.trace(cov), identity
+    for _ in range(steps):
+        y, z = 0.5 * y @ (3 * identity - z @ y), 0.5 * (3 * identity - z @ y) @ z
+    return torch.sqrt(torch.trace(cov)) * y
+
+
+def covariance_pooling(x, root, eps=0.0):
+    samples = []
+    for sample in x:
+        _, cov = mean_and_cov(sample.reshape(len(sample), -1))
+        matrix = root(cov + eps * torch.eye(len(sample), dtype=x.dtype))
+        samples.append(torch.stack([matrix[i, j] for i in range(len(matrix)) for j in range(i, len(matrix))]))
+    return torch.stack(samples)
+
+
+def orthogonal_newton(weight, steps, center, scale):
+    """ONI, algorithm 2, in the uncoupled form printed there."""
+    z = weight.flatten(1)
+    z = z - z.mean(1, keepdim=True) if center else z
+    v = z / torch.sqrt(torch.linalg.matrix_norm(z @ z.T))
+    s, b = v @ v.T, torch.eye(len(z), dtype=z.dtype)
+    for _ in range(steps):
+        b = 1.5 * b - 0.5 * b @ b @ b @ s
+    return (scale * b @ v).reshape(weight.shape)
+
+
 def mean_pair_distance(views, normalize=True):
     """Mean squared distance of two views, pair by pair and image by image."""
     distances = []

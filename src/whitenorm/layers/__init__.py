@@ -2,11 +2,14 @@
 
 from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buffers
 from whitenorm.layers.batch import BatchWhitening, DecorrelatedBatchNorm, IterNorm
+from whitenorm.layers.orthogonal import orthogonal_newton
+from whitenorm.layers.pooling import CovariancePooling
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.layers.switchable import SwitchableWhitening
 
 __all__ = [
     "BatchWhitening",
+    "CovariancePooling",
     "DecorrelatedBatchNorm",
     "GroupWhitening",
     "InstanceWhitening",
@@ -15,5 +18,6 @@ __all__ = [
     "PopulationWhitening",
     "SwitchableWhitening",
     "Whitening",
+    "orthogonal_newton",
     "unchanged_buffers",
 ]
