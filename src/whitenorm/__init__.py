@@ -10,8 +10,10 @@ from whitenorm import diagnostics, functional, losses, solvers
 from whitenorm._version import __version__
 from whitenorm.layers import (
     BatchWhitening,
+    Coloring,
     CovariancePooling,
     DecorrelatedBatchNorm,
+    DomainWhitening,
     GroupWhitening,
     InstanceWhitening,
     IterNorm,
@@ -19,6 +21,7 @@ from whitenorm.layers import (
     SwitchableWhitening,
     Whitening,
     orthogonal_newton,
+    use_domain,
 )
 from whitenorm.models import (
     conversion_of,
@@ -34,8 +37,10 @@ from whitenorm.ops.dispatch import set_kernels
 
 __all__ = [
     "BatchWhitening",
+    "Coloring",
     "CovariancePooling",
     "DecorrelatedBatchNorm",
+    "DomainWhitening",
     "GroupWhitening",
     "InstanceWhitening",
     "IterNorm",
@@ -57,4 +62,5 @@ __all__ = [
     "set_kernels",
     "solvers",
     "synchronize_",
+    "use_domain",
 ]

@@ -37,6 +37,7 @@ __all__ = [
     "group_whitening",
     "instance_whitening",
     "switchable_whitening",
+    "wct",
     "whiten",
 ]
 
@@ -351,12 +352,62 @@ def covariance_pooling(input: Tensor, eps: float = 0.0, *, solver: SolverLike = 
     _check(input, eps, None, None, None)
     check_positions(input, "channel", math.prod(input.shape[2:]))
     with no_autocast(input):
-        x = input.flatten(2).to(compute_dtype(input.dtype))
-        centred = x - x.mean(-1, keepdim=True)
-        cov = centred @ centred.mT / x.shape[-1]
-        root = sqrt(cov + eps * torch.eye(x.shape[1], dtype=x.dtype, device=x.device), solver)
-        row, column = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
-        return root[:, row, column].to(input.dtype)
+        _, _, cov = _covariance_of_samples(input, eps)
+        row, column = torch.triu_indices(input.shape[1], input.shape[1], device=input.device)
+        return sqrt(cov, solver)[:, row, column].to(input.dtype)
+
+
+def wct(
+    content: Tensor, style: Tensor, alpha: float | Tensor = 1.0, eps: float = 1e-5, *, solver: SolverLike = "zca"
+) -> Tensor:
+    r"""Give the features of an image the mean and covariance of another's: whitening and colouring transform (WCT).
+
+    `Universal Style Transfer via Feature Transforms <https://arxiv.org/abs/1705.08086>`_ (Li et al., 2017)
+
+    .. math:: y = \alpha \big( \Sigma_s^{1/2}\, \Sigma_c^{-1/2} (x_c - \mu_c) + \mu_s \big) + (1 - \alpha)\, x_c
+
+    with the statistics of each sample over its positions. Applied to features of an encoder and followed by a decoder,
+    this transfers the style of an image; applied to the pixels, its colours.
+
+    Args:
+        content: :math:`x_c`, ``(N, C, ...)`` with more than one position.
+        style: ``(N, C, ...)``, or ``(1, C, ...)`` for all samples, with any number of positions.
+        alpha: α, the strength; a number, or a tensor that broadcasts with ``content``.
+        eps: added to the diagonal of both covariances.
+        solver: computes :math:`\Sigma^{-1/2}` and :math:`\Sigma^{1/2}`; ZCA in the paper. Others rotate the features.
+
+    Example::
+
+        >>> content, style = torch.randn(2, 3, 16, 16), 2 * torch.randn(2, 3, 24, 24) + 1
+        >>> y = wct(content, style)
+        >>> torch.allclose(y.mean((2, 3)), style.mean((2, 3)), atol=1e-4)
+        True
+    """
+    for name, x in (("content", content), ("style", style)):
+        check_floating(name, x)
+        check_rank(x)
+        check_positions(x, "channel", math.prod(x.shape[2:]))
+    check_eps(eps)
+    if style.shape[1] != content.shape[1] or style.shape[0] not in (1, content.shape[0]):
+        raise ValueError(
+            f"expected style of shape ({content.shape[0]}, {content.shape[1]}, ...) or (1, {content.shape[1]}, ...), "
+            f"with the samples and channels of content (got {tuple(style.shape)})"
+        )
+    with no_autocast(content):
+        centred, _, cov = _covariance_of_samples(content, eps)
+        _, mean, style_cov = _covariance_of_samples(style, eps)
+        matrix = sqrt(style_cov, solver) @ inverse_sqrt(cov, solver)
+        styled = torch.baddbmm(mean.expand(len(content), -1, -1), matrix, centred).view(content.shape)
+        return torch.lerp(content.to(styled.dtype), styled, alpha).to(content.dtype)
+
+
+def _covariance_of_samples(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return centred samples ``(N, C, L)``, their means ``(N, C, 1)``, and covariances with ε ``(N, C, C)``."""
+    x = input.flatten(2).to(compute_dtype(input.dtype))
+    mean = x.mean(-1, keepdim=True)
+    centred = x - mean
+    cov = centred @ centred.mT / x.shape[-1]
+    return centred, mean, cov + eps * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
 
 
 def _correct_over_ranks(

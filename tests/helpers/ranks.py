@@ -436,6 +436,29 @@ def selection_over_ranks(rank, world):
     assert torch.equal(loss.select_().mask, alone.select_().mask)
 
 
+def domains_over_ranks(rank, world):
+    """Check domains whose samples are spread unevenly over ranks, some of which have none, against one process."""
+    domains = ([0, 0, 1, 0, 1, 1, 1] + [1, 0] * (world - 2))[: 2 * world + 1]
+    starts = [0, 2, 5, *range(7, 2 * world + 2, 2)]
+    mine = slice(starts[rank], starts[rank + 1])
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.DomainWhitening(6, 2, 3).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    x = torch.randn(len(domains), 6, 5, dtype=torch.float64) + 10
+    joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+    expected, y = alone(joined, domain=domains), layer(local, domain=domains[mine])
+    (expected**3).sum().backward()
+    (y**3).sum().backward()
+    close(y, expected[mine], "output of domains")
+    close(local.grad, joined.grad[mine], "gradient of domains")
+    for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
+        close(buffer, other, f"{key} of domains")
+    with whitenorm.use_domain(layer, 1):
+        whitenorm.recalibrate_(layer, [x[mine]] if rank else [x[mine][:0]], progress=False)
+    close(layer.running_mean[1], x[starts[1] :].mean((0, 2)), "recalibrated mean of a domain")
+    close(layer.running_mean[0], alone.running_mean[0], "mean of another domain")
+
+
 def sums_over_ranks_twice(rank, world):
     """Check second derivatives of a sum over ranks."""
     x = torch.tensor([1.0 + rank], dtype=torch.float64, requires_grad=True)
@@ -450,6 +473,7 @@ def sums_over_ranks_twice(rank, world):
 def all_checks(rank, world):
     whiten_over_ranks(rank, world)
     losses_over_ranks(rank, world)
+    domains_over_ranks(rank, world)
     sums_over_ranks_twice(rank, world)
     equal_to_the_joined_batch(rank, world)
     padding_of_all_ranks_counts_for_nothing(rank, world)

@@ -212,6 +212,37 @@ def covariance_pooling(x, root, eps=0.0):
     return torch.stack(samples)
 
 
+def wct(content, style, alpha, eps):
+    """WCT, equations 2 and 3, image by image, with roots by Denman and Beavers' iteration."""
+    outputs = []
+    for i, image in enumerate(content):
+        other = style[i] if len(style) > 1 else style[0]
+        columns = image.reshape(len(image), -1)
+        identity = torch.eye(len(image), dtype=content.dtype)
+        mean, cov = mean_and_cov(columns)
+        style_mean, style_cov = mean_and_cov(other.reshape(len(other), -1))
+        root = torch.linalg.inv(inverse_root(style_cov + eps * identity))
+        y = root @ inverse_root(cov + eps * identity) @ (columns - mean[:, None]) + style_mean[:, None]
+        outputs.append((alpha * y + (1 - alpha) * columns).reshape(image.shape))
+    return torch.stack(outputs)
+
+
+def coloring(x, layer, labels):
+    """WC: each sample and group of channels by its own matrix, plus that of its class."""
+    k, samples = layer.weight.shape[-1], []
+    for i, sample in enumerate(x):
+        outputs = []
+        for g, matrix in enumerate(layer.weight):
+            place = slice(g * k, (g + 1) * k)
+            shift = layer.bias[place]
+            if labels is not None:
+                matrix = matrix + layer.class_weight[labels[i], g]
+                shift = shift + layer.class_bias[labels[i], place]
+            outputs.append(matrix @ sample[place].reshape(k, -1) + shift[:, None])
+        samples.append(torch.cat(outputs).reshape(sample.shape))
+    return torch.stack(samples)
+
+
 def orthogonal_newton(weight, steps, center, scale):
     """ONI, algorithm 2, in the uncoupled form printed there."""
     z = weight.flatten(1)

@@ -2,6 +2,8 @@
 
 from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buffers
 from whitenorm.layers.batch import BatchWhitening, DecorrelatedBatchNorm, IterNorm
+from whitenorm.layers.coloring import Coloring
+from whitenorm.layers.domain import DomainWhitening, use_domain
 from whitenorm.layers.orthogonal import orthogonal_newton
 from whitenorm.layers.pooling import CovariancePooling
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
@@ -9,8 +11,10 @@ from whitenorm.layers.switchable import SwitchableWhitening
 
 __all__ = [
     "BatchWhitening",
+    "Coloring",
     "CovariancePooling",
     "DecorrelatedBatchNorm",
+    "DomainWhitening",
     "GroupWhitening",
     "InstanceWhitening",
     "IterNorm",
@@ -20,4 +24,5 @@ __all__ = [
     "Whitening",
     "orthogonal_newton",
     "unchanged_buffers",
+    "use_domain",
 ]

@@ -86,7 +86,7 @@ def orthogonal_newton(
 
 
 def _inverse_root(gram: Tensor, steps: int) -> Tensor:
-    """Return B_T divided by the root of the Gram matrix's norm, by the coupled form of the iteration, which does not amplify rounding."""
+    """Return B_T over the root of the Gram matrix's norm, by the coupled iteration, which is stable."""
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     # Divided by the largest entry first, because squares of large entries would overflow.
     largest = gram.detach().abs().amax().clamp_min(smallest(gram.dtype))

@@ -37,7 +37,7 @@ _BASES = ("Whitening", "PopulationWhitening")
 _LAYERS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (*(getattr(layers, name) for name in layers.__all__), LayerWhitening2d)
-    if isinstance(kind, type) and kind.__name__ not in _BASES
+    if isinstance(kind, type) and issubclass(kind, Whitening) and kind.__name__ not in _BASES
 }
 _NOT_RECORDED = ("process_group", "device", "dtype")
 _SIZES = ("num_features", "num_channels", "normalized_shape")
@@ -275,7 +275,7 @@ def _parse_with(check: Callable[[Any], None]) -> Callable[[str, Any], Any]:
 # Each parser takes an argument's name and value in the record, checks it, and returns the value for the class.
 _SOLVER_PARSERS: dict[str, Callable[[str, Any], Any]] = {"steps": _parse_steps}
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("num_features", "num_channels", "group_size", "num_groups"), _parse_size),
+    **dict.fromkeys(("num_features", "num_channels", "num_domains", "group_size", "num_groups"), _parse_size),
     **dict.fromkeys(("affine", "elementwise_affine", "bias", "track_running_stats", "tie_weights"), _parse_flag),
     "normalized_shape": _parse_shape,
     "steps": _parse_steps,
