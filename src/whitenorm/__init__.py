@@ -11,6 +11,7 @@ from whitenorm._version import __version__
 from whitenorm.layers import (
     BatchWhitening,
     Coloring,
+    ConceptWhitening,
     CovariancePooling,
     DecorrelatedBatchNorm,
     DomainWhitening,
@@ -20,6 +21,8 @@ from whitenorm.layers import (
     LayerWhitening,
     SwitchableWhitening,
     Whitening,
+    align_concepts_,
+    concept_activations,
     orthogonal_newton,
     use_domain,
 )
@@ -38,6 +41,7 @@ from whitenorm.ops.dispatch import set_kernels
 __all__ = [
     "BatchWhitening",
     "Coloring",
+    "ConceptWhitening",
     "CovariancePooling",
     "DecorrelatedBatchNorm",
     "DomainWhitening",
@@ -48,6 +52,8 @@ __all__ = [
     "SwitchableWhitening",
     "Whitening",
     "__version__",
+    "align_concepts_",
+    "concept_activations",
     "conversion_of",
     "convert_",
     "diagnostics",

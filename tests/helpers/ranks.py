@@ -459,6 +459,19 @@ def domains_over_ranks(rank, world):
     close(layer.running_mean[0], alone.running_mean[0], "mean of another domain")
 
 
+def concepts_over_ranks(rank, world):
+    """Check that axes are aligned as by one process with all images, also if ranks have unequal numbers of them."""
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.ConceptWhitening(6, 2).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    images = torch.randn(2, 2 * world + 1, 6, 4, 4, dtype=torch.float64) + torch.randn(2, 1, 6, 1, 1)
+    mine = slice(2 * rank + (rank > 0), 2 * rank + 3)
+    for _ in range(3):
+        whitenorm.align_concepts_(alone, images)
+        whitenorm.align_concepts_(layer, images[:, mine])
+    close(layer.rotation, alone.rotation, "rotation")
+
+
 def sums_over_ranks_twice(rank, world):
     """Check second derivatives of a sum over ranks."""
     x = torch.tensor([1.0 + rank], dtype=torch.float64, requires_grad=True)
@@ -474,6 +487,7 @@ def all_checks(rank, world):
     whiten_over_ranks(rank, world)
     losses_over_ranks(rank, world)
     domains_over_ranks(rank, world)
+    concepts_over_ranks(rank, world)
     sums_over_ranks_twice(rank, world)
     equal_to_the_joined_batch(rank, world)
     padding_of_all_ranks_counts_for_nothing(rank, world)

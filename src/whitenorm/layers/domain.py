@@ -117,7 +117,7 @@ class DomainWhitening(BatchWhitening):
         check_domain(domain, self.num_domains)
         before, self.domain = self.domain, domain
         try:
-            return self._whiten(input, mask)
+            return self._whiten(input, mask, self.weight, self.bias)
         finally:
             self.domain = before
 

@@ -14,6 +14,7 @@ from whitenorm import layers
 from whitenorm._suggest import suggest
 from whitenorm.functional import check_population
 from whitenorm.layers import Whitening
+from whitenorm.layers.concept import check_activation
 from whitenorm.models.modules import Activated, Decorrelated, LayerWhitening2d, put_before
 from whitenorm.models.norms import as_norm
 from whitenorm.models.replace import disable_fast_path_, replace_
@@ -275,7 +276,9 @@ def _parse_with(check: Callable[[Any], None]) -> Callable[[str, Any], Any]:
 # Each parser takes an argument's name and value in the record, checks it, and returns the value for the class.
 _SOLVER_PARSERS: dict[str, Callable[[str, Any], Any]] = {"steps": _parse_steps}
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("num_features", "num_channels", "num_domains", "group_size", "num_groups"), _parse_size),
+    **dict.fromkeys(("num_features", "num_channels", "group_size", "num_groups"), _parse_size),
+    **dict.fromkeys(("num_domains", "num_concepts"), _parse_size),
+    "activation": _parse_with(check_activation),
     **dict.fromkeys(("affine", "elementwise_affine", "bias", "track_running_stats", "tie_weights"), _parse_flag),
     "normalized_shape": _parse_shape,
     "steps": _parse_steps,
