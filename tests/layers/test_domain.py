@@ -8,7 +8,7 @@ from torch import nn
 
 import whitenorm
 from tests.helpers import reference
-from tests.helpers.cases import DEVICES, SOLVERS, TOLERANCE, assert_close, randomise
+from tests.helpers.cases import DEVICES, TOLERANCE, assert_close, randomise
 
 FLOAT64 = torch.float64
 DOMAINS = [1, 0, 2, 1, 0, 0, 2, 1, 2]
@@ -62,10 +62,10 @@ def test_each_domain_is_whitened_by_the_papers_formula(population, training, dty
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+@pytest.mark.parametrize("solver", ["newton", "cholesky"])
 def test_gradients(solver):
     layer = make_layer(solver=solver, track_running_stats=False).double()
-    x = make_input()[..., :2].clone().requires_grad_()
+    x = make_input(shape=(9, 6, 2)).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, *_: layer(x, domain=DOMAINS), (x, layer.weight, layer.bias))
 
 

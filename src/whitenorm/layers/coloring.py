@@ -40,6 +40,11 @@ class Coloring(nn.Module):
         torch.Size([8, 16, 4, 4])
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    class_weight: nn.Parameter | None
+    class_bias: nn.Parameter | None
+
     def __init__(
         self,
         num_features: int,
@@ -58,15 +63,13 @@ class Coloring(nn.Module):
         self.group_size = size = fit_group_size(num_features, group_size)
         self.num_classes = num_classes
 
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-
-        matrices = num_features // size, size, size
-        self.weight = parameter(*matrices)
-        self.register_parameter("bias", parameter(num_features) if bias else None)
-        has_classes = num_classes is not None
-        self.register_parameter("class_weight", parameter(num_classes, *matrices) if has_classes else None)
-        self.register_parameter("class_bias", parameter(num_classes, num_features) if has_classes and bias else None)
+        matrices, classes = (num_features // size, size, size), () if num_classes is None else (num_classes,)
+        shapes: dict[str, tuple[int, ...] | None] = {"weight": matrices, "bias": (num_features,) if bias else None}
+        shapes["class_weight"] = (*classes, *matrices) if classes else None
+        shapes["class_bias"] = (*classes, num_features) if classes and bias else None
+        for name, shape in shapes.items():
+            empty = None if shape is None else torch.empty(shape, device=device, dtype=dtype)
+            self.register_parameter(name, None if empty is None else nn.Parameter(empty))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -100,11 +103,12 @@ class Coloring(nn.Module):
 
     def _map(self, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return matrices ``(..., G, K, K)`` and shifts ``(..., C)``, with the dimensions of the labels."""
-        matrix, shift = self.weight, self.bias
+        matrix: Tensor = self.weight
+        shift: Tensor | None = self.bias
         if labels is not None and self.class_weight is not None:
             matrix = matrix + self.class_weight[labels]
-            if shift is not None:
-                shift = shift + self.class_bias[labels]
+        if labels is not None and shift is not None and self.class_bias is not None:
+            shift = shift + self.class_bias[labels]
         return matrix, shift
 
     def _check_labels(self, input: Tensor, labels: Tensor | None) -> None:

@@ -97,7 +97,7 @@ def _collect_moments(layers: list[nn.Module], moments: dict[nn.Module, Moments],
             # Not train(), which would also change modules inside the layer, such as dropout.
             layer.training = True
 
-            def add_batch(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            def add_batch(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 batch = _compute_moments(layer, _drop_masked(*args, **kwargs))
                 if batch.num_values:
                     moments[layer] = _combine(moments[layer], batch) if layer in moments else batch
