@@ -245,6 +245,8 @@ def test_refuses():
         layer(x, domain=3)
     with pytest.raises(ValueError, match=r"a domain from 0 to 2 \(got -1\)"):
         layer(x, domain=[-1] * 9)
+    with pytest.raises(ValueError, match="pass domain"):
+        layer(x, domain=torch.tensor(DOMAINS))
     with pytest.raises(ValueError, match="one for each of 9 samples"):
         layer(x, domain=[0, 1])
     with pytest.raises(ValueError, match="a domain from 0 to 2"), whitenorm.use_domain(layer, 5):

@@ -109,6 +109,11 @@ class DomainWhitening(BatchWhitening):
             )
         if isinstance(domain, int):
             return self._whiten_domain(input, mask, domain)
+        if isinstance(domain, Tensor):
+            raise ValueError(
+                "expected domains as an integer or a list (got a tensor, whose values a GPU would have to be asked "
+                "for); pass domain.tolist()"
+            )
         if len(domain) != len(input):
             raise ValueError(f"expected a domain, or one for each of {len(input)} samples (got {len(domain)} of them)")
         return self._whiten_mixed(input, mask, domain)
