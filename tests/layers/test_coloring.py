@@ -88,6 +88,7 @@ def test_whitening_with_coloring_learns_a_covariance():
     assert torch.allclose(torch.cov(model(x).T), torch.cov(target.T), atol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_coloring_state_tools_and_repr():
     layer = make_coloring(group_size=3, num_classes=3)
     other = whitenorm.Coloring(6, 3, 3).double()
@@ -97,6 +98,10 @@ def test_coloring_state_tools_and_repr():
     assert list(layer.state_dict()) == ["weight", "bias", "class_weight", "class_bias"]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, LABELS), layer(x, LABELS))
+    plain, larger = make_coloring(group_size=2), make_features((7, 6, 5, 3))  # another batch size
+    exported = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},)).module()
+    for tool in (exported, torch.jit.trace(plain, (x,)), torch.fx.symbolic_trace(nn.Sequential(plain))):
+        torch.testing.assert_close(tool(larger), plain(larger))
     assert repr(layer) == "Coloring(6, group_size=3, num_classes=3, bias=True)"
 
 

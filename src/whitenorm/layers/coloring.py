@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whitenorm.layers.base import LeafModule
 from whitenorm.ops.check import check_channels, check_positive, fit_group_size
 
 
-class Coloring(nn.Module):
+class Coloring(LeafModule):
     r"""Learned colouring of whitened features, with class-conditional matrices for GANs (WC and cWC).
 
     `Whitening and Coloring Batch Transform for GANs <https://arxiv.org/abs/1806.00420>`_ (Siarohin et al., 2019)
@@ -83,7 +84,8 @@ class Coloring(nn.Module):
         check_channels(input, self.num_features)
         self._check_labels(input, labels)
         matrix, shift = self._map(labels)
-        groups = input.reshape(len(input), -1, self.group_size, input[0, 0].numel() if len(input) else 1)
+        groups = input.unflatten(1, (-1, self.group_size))
+        groups = groups.unsqueeze(-1) if input.ndim == 2 else groups.flatten(3)  # N, G, K, L
         output = matrix.to(input.dtype) @ groups
         if shift is not None:
             output = output + shift.to(output.dtype).reshape(*shift.shape[:-1], -1, self.group_size, 1)
@@ -117,8 +119,10 @@ class Coloring(nn.Module):
             raise ValueError(
                 f"expected {expected} (got {'none' if labels is None else 'some'}); num_classes={self.num_classes}"
             )
-        if labels is not None and labels.ndim and labels.shape != (len(input),):
-            raise ValueError(f"expected labels of shape ({len(input)},), one per sample (got {tuple(labels.shape)})")
+        if labels is not None and labels.ndim and labels.shape != input.shape[:1]:
+            raise ValueError(
+                f"expected labels of shape ({input.shape[0]},), one per sample (got {tuple(labels.shape)})"
+            )
 
     def extra_repr(self) -> str:
         return (
