@@ -84,6 +84,7 @@ bench: $(READY)
 pages: $(READY)
 	$(BIN)/whitenorm-lab report --results lab/results --index --readme README.md --page docs/claims.md --guides docs/*.md --out build/report
 	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python tools/docs/pictures.py
 
 # Compile the Triton kernels for GPUs that need not be present: make gpu-check ARGS=--write
 gpu-check: $(READY)

@@ -15,21 +15,24 @@ def table(results: dict[str, Any], sizes: tuple[int, ...]) -> str:
     """Return the table of every seed's accuracy before and after training."""
     images, epochs, seeds = sizes
     history = results["history"]
-    tested = results["history"]["tested"]
-    before, after = ([curve[index] for curve in history["accuracy"]] for index in (0, -1))
+    tested, accuracy = history["tested"], history["accuracy"]
+    runs = sum(len(curves) for curves in accuracy.values())
     return "\n".join(
         [
             f"Accuracy in % of 5 nearest neighbours among {images:,} training images, on {tested:,} test images:",
             "",
             "| | " + " | ".join(f"seed {seed}" for seed in range(seeds)) + " | mean |",
             "| --- |" + " ---: |" * (seeds + 1),
-            _format_row("encoder before training", before),
-            _format_row(f"after {epochs} epochs of W-MSE", after),
+            _format_row("encoder before training", [curve[0] for curve in accuracy["W-MSE"]]),
+            *(
+                _format_row(f"after {epochs} epochs: {name}", [curve[-1] for curve in curves])
+                for name, curves in accuracy.items()
+            ),
             "",
             f"![Accuracy by epoch]({TUTORIAL.picture.name})",
             "",
-            f"Each seed took {results['seconds'] / seeds:.0f} seconds on one core. An accuracy near a third on "
-            f"{tested:,} images has a standard error of {100 * (2 / 9 / tested) ** 0.5:.1f} points.",
+            f"Each training took {results['seconds'] / runs:.0f} seconds on one core on average. An accuracy near a "
+            f"third on {tested:,} images has a standard error of {100 * (2 / 9 / tested) ** 0.5:.1f} points.",
         ]
     )
 
@@ -39,16 +42,20 @@ def _format_row(name: str, values: list[float]) -> str:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """Draw one line per seed, and their mean accuracy before training."""
-    curves = results["history"]["accuracy"]
+    """Draw each loss's mean accuracy over seeds, with its range, and the mean before training."""
+    accuracy = results["history"]["accuracy"]
     figure, axes = plt.subplots(figsize=(6, 3.4), dpi=110, layout="constrained")
-    for seed, curve in enumerate(curves):
-        axes.plot(range(len(curve)), [100 * value for value in curve], marker=".", label=f"W-MSE, seed {seed}")
-    start = 100 * mean(curve[0] for curve in curves)
-    axes.axhline(start, color="grey", linestyle="--", label="encoder before training, mean")
-    axes.set(xlabel="epoch", ylabel="5-NN accuracy (%)")
+    for name, curves in accuracy.items():
+        by_epoch = [[100 * value for value in values] for values in zip(*curves, strict=True)]
+        (line,) = axes.plot(range(len(by_epoch)), [mean(values) for values in by_epoch], marker=".", label=name)
+        axes.fill_between(
+            range(len(by_epoch)), list(map(min, by_epoch)), list(map(max, by_epoch)), color=line.get_color(), alpha=0.15
+        )
+    start = 100 * mean(curve[0] for curve in accuracy["W-MSE"])
+    axes.axhline(start, color="grey", linestyle="--", label="before training")
+    axes.set(xlabel="epoch", ylabel="5-NN accuracy (%), mean and range")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="best")
     return figure
 
 

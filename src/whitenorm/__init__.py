@@ -10,13 +10,21 @@ from whitenorm import diagnostics, functional, losses, solvers
 from whitenorm._version import __version__
 from whitenorm.layers import (
     BatchWhitening,
+    Coloring,
+    ConceptWhitening,
+    CovariancePooling,
     DecorrelatedBatchNorm,
+    DomainWhitening,
     GroupWhitening,
     InstanceWhitening,
     IterNorm,
     LayerWhitening,
     SwitchableWhitening,
     Whitening,
+    align_concepts_,
+    concept_activations,
+    orthogonal_newton,
+    use_domain,
 )
 from whitenorm.models import (
     conversion_of,
@@ -32,7 +40,11 @@ from whitenorm.ops.dispatch import set_kernels
 
 __all__ = [
     "BatchWhitening",
+    "Coloring",
+    "ConceptWhitening",
+    "CovariancePooling",
     "DecorrelatedBatchNorm",
+    "DomainWhitening",
     "GroupWhitening",
     "InstanceWhitening",
     "IterNorm",
@@ -40,6 +52,8 @@ __all__ = [
     "SwitchableWhitening",
     "Whitening",
     "__version__",
+    "align_concepts_",
+    "concept_activations",
     "conversion_of",
     "convert_",
     "diagnostics",
@@ -48,9 +62,11 @@ __all__ = [
     "load_converted",
     "load_published",
     "losses",
+    "orthogonal_newton",
     "recalibrate_",
     "recipes",
     "set_kernels",
     "solvers",
     "synchronize_",
+    "use_domain",
 ]

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import check_floating, compute_dtype, smallest
+from whitenorm._runtime import check_floating, compute_dtype, no_autocast, smallest
 from whitenorm.ops.check import (
     Wish,
     check_batch,
@@ -22,16 +22,24 @@ from whitenorm.ops.check import (
     fit_group_size,
 )
 from whitenorm.ops.dispatch import choose_kernels, fused_kernels, torch_kernels
-from whitenorm.ops.distributed import Group
+from whitenorm.ops.distributed import Group, sum_over_ranks
 from whitenorm.ops.fixed_map import apply_fixed_map
 from whitenorm.ops.layout import channel_groups, sample_groups
 from whitenorm.ops.masking import zero_masked
 from whitenorm.ops.types import BATCH_STATISTICS, OVER_POSITIONS, Method, Mixing, Running
 from whitenorm.ops.whiten import Plan, whiten_fused
 from whitenorm.ops.whiten import whiten as whiten_groups
-from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inverse_sqrt
+from whitenorm.solvers import ZCA, Cholesky, Solver, SolverLike, as_solver, inverse_sqrt, sqrt
 
-__all__ = ["batch_whitening", "group_whitening", "instance_whitening", "switchable_whitening", "whiten"]
+__all__ = [
+    "batch_whitening",
+    "covariance_pooling",
+    "group_whitening",
+    "instance_whitening",
+    "switchable_whitening",
+    "wct",
+    "whiten",
+]
 
 POPULATIONS = ("whitening", "covariance")
 # Solvers that turn a diagonal covariance into the inverse roots of its variances.
@@ -285,6 +293,7 @@ def whiten(
     eps: float = 1e-5,
     correction: int = 0,
     shrinkage: bool = False,
+    process_group: Group = None,
 ) -> Tensor:
     r"""Whiten a plain matrix of N vectors of D features: mean 0 and covariance I, differentiably.
 
@@ -302,6 +311,8 @@ def whiten(
         eps: added to the diagonal of the covariance.
         correction: 0 for the biased covariance, 1 for the unbiased one.
         shrinkage: use (1 - ε)Σ + εI in place of Σ + εI.
+        process_group: the ranks whose rows together have this mean and covariance. Each may have any number of rows;
+            N is their sum. The gradients are those of the sum of all ranks' losses.
 
     Example::
 
@@ -312,13 +323,110 @@ def whiten(
     if input.ndim != 2:
         raise ValueError(f"expected a matrix (N, D) (got shape {tuple(input.shape)}); for channels use batch_whitening")
     groups = _check(input, eps, group_size, None, None)
-    check_batch(input)
+    check_batch(input, process_group)
     if shrinkage:
         check_eps(eps, high=1)
-    if not isinstance(correction, int) or not 0 <= correction < input.shape[0]:
-        raise ValueError(f"expected a whole correction from 0 to N - 1 = {input.shape[0] - 1} (got {correction!r})")
-    scale = input.shape[0] / (input.shape[0] - correction) * (1 - eps if shrinkage else 1)
-    return whiten_groups(input, _plan(input, groups, ("bw",), solver, eps, scale))
+    scale = 1 - eps if shrinkage else 1.0
+    if process_group is None:
+        size = input.shape[0]
+        if not isinstance(correction, int) or not 0 <= correction < size:
+            raise ValueError(f"expected a whole correction from 0 to N - 1 = {size - 1} (got {correction!r})")
+        scale *= size / (size - correction)
+    elif correction:
+        solver, scale, eps = _correct_over_ranks(input, solver, eps, scale, correction, process_group), 1.0, 0.0
+    return whiten_groups(input, _plan(input, groups, ("bw",), solver, eps, scale, process_group))
+
+
+def covariance_pooling(input: Tensor, eps: float = 0.0, *, solver: SolverLike = "newton") -> Tensor:
+    r"""Pool each sample to the upper triangle of the square root of its channels' covariance (iSQRT-COV).
+
+    .. math:: y_n = \operatorname{triu}\big((\Sigma_n + \epsilon I)^{1/2}\big)
+
+    Args:
+        input: ``(N, C, L)``, ``(N, C, H, W)`` or ``(N, C, D, H, W)`` with more than one position.
+        eps: added to the diagonal of the covariance.
+        solver: computes the root; see :func:`whitenorm.solvers.sqrt`.
+
+    Example::
+
+        >>> covariance_pooling(torch.randn(2, 4, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+    _check(input, eps, None, None, None)
+    check_positions(input, "channel", math.prod(input.shape[2:]))
+    with no_autocast(input):
+        _, _, cov = _covariance_of_samples(input, eps)
+        row, column = torch.triu_indices(input.shape[1], input.shape[1], device=input.device)
+        return sqrt(cov, solver)[:, row, column].to(input.dtype)
+
+
+def wct(
+    content: Tensor, style: Tensor, alpha: float | Tensor = 1.0, eps: float = 1e-5, *, solver: SolverLike = "zca"
+) -> Tensor:
+    r"""Give the features of an image the mean and covariance of another's: whitening and colouring transform (WCT).
+
+    `Universal Style Transfer via Feature Transforms <https://arxiv.org/abs/1705.08086>`_ (Li et al., 2017)
+
+    .. math:: y = \alpha \big( \Sigma_s^{1/2}\, \Sigma_c^{-1/2} (x_c - \mu_c) + \mu_s \big) + (1 - \alpha)\, x_c
+
+    with the statistics of each sample over its positions. Applied to features of an encoder and followed by a decoder,
+    this transfers the style of an image; applied to the pixels, its colours.
+
+    Args:
+        content: :math:`x_c`, ``(N, C, ...)`` with more than one position.
+        style: ``(N, C, ...)``, or ``(1, C, ...)`` for all samples, with any number of positions.
+        alpha: α, the strength; a number, or a tensor that broadcasts with ``content``.
+        eps: added to the diagonal of both covariances.
+        solver: computes :math:`\Sigma^{-1/2}` and :math:`\Sigma^{1/2}`; ZCA in the paper. Others rotate the features.
+
+    Example::
+
+        >>> content, style = torch.randn(2, 3, 16, 16), 2 * torch.randn(2, 3, 24, 24) + 1
+        >>> y = wct(content, style)
+        >>> torch.allclose(y.mean((2, 3)), style.mean((2, 3)), atol=1e-4)
+        True
+    """
+    for name, x in (("content", content), ("style", style)):
+        check_floating(name, x)
+        check_rank(x)
+        check_positions(x, "channel", math.prod(x.shape[2:]))
+    check_eps(eps)
+    if style.shape[1] != content.shape[1] or style.shape[0] not in (1, content.shape[0]):
+        raise ValueError(
+            f"expected style of shape ({content.shape[0]}, {content.shape[1]}, ...) or (1, {content.shape[1]}, ...), "
+            f"with the samples and channels of content (got {tuple(style.shape)})"
+        )
+    with no_autocast(content):
+        centred, _, cov = _covariance_of_samples(content, eps)
+        _, mean, style_cov = _covariance_of_samples(style, eps)
+        matrix = sqrt(style_cov, solver) @ inverse_sqrt(cov, solver)
+        styled = torch.baddbmm(mean.expand(len(content), -1, -1), matrix, centred).view(content.shape)
+        return torch.lerp(content.to(styled.dtype), styled, alpha).to(content.dtype)
+
+
+def _covariance_of_samples(input: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return centred samples ``(N, C, L)``, their means ``(N, C, 1)``, and covariances with ε ``(N, C, C)``."""
+    x = input.flatten(2).to(compute_dtype(input.dtype))
+    mean = x.mean(-1, keepdim=True)
+    centred = x - mean
+    cov = centred @ centred.mT / x.shape[-1]
+    return centred, mean, cov + eps * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+
+
+def _correct_over_ranks(
+    input: Tensor, solver: SolverLike, eps: float, scale: float, correction: int, group: Group
+) -> Solver:
+    """Return a solver for the unscaled covariance over all ranks, whose number of rows is known on the device only."""
+    if correction != 1:
+        raise ValueError(f"expected a correction of 0 or 1 over several ranks (got {correction!r})")
+    count = sum_over_ranks(input.new_full((), input.shape[0], dtype=torch.float64), group)
+    factor = scale * count / (count - correction).clamp(min=1)
+
+    def solve(cov: Tensor) -> Tensor:
+        identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
+        return inverse_sqrt(factor.to(cov.dtype) * cov + eps * identity, solver)
+
+    return as_solver(solve)
 
 
 def population_whitening(running_cov: Tensor, eps: float, solver: SolverLike) -> Tensor:

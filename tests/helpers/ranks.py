@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import whitenorm
 from tests.helpers.cases import randomise
+from whitenorm.losses import wmse
+from whitenorm.ops import distributed
 
 FIVE = ("bw", "iw", "bn", "in", "ln")
 LAYERS = {
@@ -369,7 +371,124 @@ def recalibration_with_an_error_and_several_groups(rank, world):
         whitenorm.recalibrate_(model, torch.randn(2, 8, 4), progress=False)
 
 
+def whiten_over_ranks(rank, world):
+    """Compare functional.whiten with one process, for uneven and empty batches, and the loss of an entry of each."""
+    cases = [("zca", 0, False), ("cholesky", 1, True), ("newton", 1, False)]
+    for solver, correction, shrinkage in cases:
+        for sizes in SIZES[world]:
+            options = {"solver": solver, "correction": correction, "shrinkage": shrinkage, "eps": 0.01}
+            torch.manual_seed(0)
+            x = torch.randn(sum(sizes), 4, dtype=torch.float64) @ torch.randn(4, 4, dtype=torch.float64) + 100
+            grad = torch.randn_like(x)
+            mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+            joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+            expected = whitenorm.functional.whiten(joined, **options)
+            y = whitenorm.functional.whiten(local, **options, process_group=dist.group.WORLD)
+            expected.backward(grad)
+            y.backward(grad[mine])
+            close(y, expected[mine], f"whiten {solver} {sizes}")
+            close(local.grad, joined.grad[mine], f"gradient of whiten {solver} {sizes}")
+
+
+def in_order(num_permutations, size, device):
+    """Stand in for random orders, so that one process and several divide a batch in the same way."""
+    return torch.arange(size, device=device).expand(num_permutations, size)
+
+
+def losses_over_ranks(rank, world):
+    """Check that the mean loss and gradient over ranks are those of one process with the joint batch."""
+    group = dist.group.WORLD
+    makers = {
+        "w-mse": lambda group: whitenorm.losses.WMSELoss(4 * world, 2, 0.01, process_group=group),
+        "intl, features": lambda group: whitenorm.losses.INTLLoss("features", trace_weight=0.1, process_group=group),
+        "intl, instances": lambda group: whitenorm.losses.INTLLoss(trace_weight=0.1, process_group=group),
+    }
+    wmse.draw_permutations = in_order
+    for name, make in makers.items():
+        torch.manual_seed(0)
+        features = 12 * world if "instances" in name else 3
+        # V, parts of the batch, ranks, images: a sub-batch has an equal part of every rank's batch.
+        x = torch.randn(3, 2, world, 4, features, dtype=torch.float64) + 5
+        joined, local = x.flatten(1, 3).requires_grad_(), x[:, :, rank].flatten(1, 2).requires_grad_()
+        expected, loss = make(None)(joined), make(group)(local)
+        expected.backward()
+        loss.backward()
+        close(all_reduce_sum(loss.detach()) / world, expected, name)
+        grad = joined.grad.view(x.shape)[:, :, rank].flatten(1, 2)
+        close(local.grad / world, grad, f"gradient of {name}")
+        assert copy.deepcopy(make(group))._ranks.group is group
+    with pytest.raises(ValueError, match=f"a multiple of the {world} ranks"):
+        whitenorm.losses.WMSELoss(4 * world + 1, process_group=group)(torch.randn(2, 16, 2))
+    selection_over_ranks(rank, world)
+
+
+def selection_over_ranks(rank, world):
+    """Check that ranks select the pairs of channels that one process with all images selects."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 2 * world + 1, 6, 5, 5)
+    x[1, :, :3] *= torch.randn(2 * world + 1, 3, 1, 1)
+    x[1, :, 3:] += x[1, :, :3]
+    alone = whitenorm.losses.InstanceSelectiveWhiteningLoss(6)
+    loss = whitenorm.losses.InstanceSelectiveWhiteningLoss(6, process_group=dist.group.WORLD)
+    alone.observe(*x)
+    # The first rank has one image more.
+    loss.observe(*x[:, 0 if rank == 0 else 2 * rank + 1 : 2 * rank + 3])
+    assert torch.equal(loss.select_().mask, alone.select_().mask)
+
+
+def domains_over_ranks(rank, world):
+    """Check domains whose samples are spread unevenly over ranks, some of which have none, against one process."""
+    domains = ([0, 0, 1, 0, 1, 1, 1] + [1, 0] * (world - 2))[: 2 * world + 1]
+    starts = [0, 2, 5, *range(7, 2 * world + 2, 2)]
+    mine = slice(starts[rank], starts[rank + 1])
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.DomainWhitening(6, 2, 3).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    x = torch.randn(len(domains), 6, 5, dtype=torch.float64) + 10
+    joined, local = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+    expected, y = alone(joined, domain=domains), layer(local, domain=domains[mine])
+    (expected**3).sum().backward()
+    (y**3).sum().backward()
+    close(y, expected[mine], "output of domains")
+    close(local.grad, joined.grad[mine], "gradient of domains")
+    for (key, buffer), other in zip(layer.named_buffers(), alone.buffers(), strict=True):
+        close(buffer, other, f"{key} of domains")
+    with whitenorm.use_domain(layer, 1):
+        whitenorm.recalibrate_(layer, [x[mine]] if rank else [x[mine][:0]], progress=False)
+    close(layer.running_mean[1], x[starts[1] :].mean((0, 2)), "recalibrated mean of a domain")
+    close(layer.running_mean[0], alone.running_mean[0], "mean of another domain")
+
+
+def concepts_over_ranks(rank, world):
+    """Check that axes are aligned as by one process with all images, also if ranks have unequal numbers of them."""
+    torch.manual_seed(0)
+    alone = randomise(whitenorm.ConceptWhitening(6, 2).double())
+    layer = whitenorm.synchronize_(copy.deepcopy(alone))
+    images = torch.randn(2, 2 * world + 1, 6, 4, 4, dtype=torch.float64) + torch.randn(2, 1, 6, 1, 1)
+    mine = slice(2 * rank + (rank > 0), 2 * rank + 3)
+    for _ in range(3):
+        whitenorm.align_concepts_(alone, images)
+        whitenorm.align_concepts_(layer, images[:, mine])
+    close(layer.rotation, alone.rotation, "rotation")
+
+
+def sums_over_ranks_twice(rank, world):
+    """Check second derivatives of a sum over ranks."""
+    x = torch.tensor([1.0 + rank], dtype=torch.float64, requires_grad=True)
+    total = distributed.sum_over_ranks(x, dist.group.WORLD)
+    (grad,) = torch.autograd.grad(total**3, x, create_graph=True)
+    everything = sum(1.0 + other for other in range(world))
+    close(grad, torch.tensor([3 * world * everything**2]), "gradient of a sum")
+    (second,) = torch.autograd.grad(grad, x)
+    close(second, torch.tensor([6 * world**2 * everything]), "second derivative of a sum")
+
+
 def all_checks(rank, world):
+    whiten_over_ranks(rank, world)
+    losses_over_ranks(rank, world)
+    domains_over_ranks(rank, world)
+    concepts_over_ranks(rank, world)
+    sums_over_ranks_twice(rank, world)
     equal_to_the_joined_batch(rank, world)
     padding_of_all_ranks_counts_for_nothing(rank, world)
     empty_on_all_ranks(rank, world)

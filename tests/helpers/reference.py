@@ -194,6 +194,128 @@ def w_mse(views, orders, size, eps, normalize):
     return total / count
 
 
+def root_newton_schulz(cov, steps):
+    """iSQRT-COV, equations 3 to 6: pre-normalization by the trace, coupled iteration, post-compensation."""
+    identity = torch.eye(len(cov), dtype=cov.dtype)
+    y, z = cov / torch.trace(cov), identity
+    for _ in range(steps):
+        y, z = 0.5 * y @ (3 * identity - z @ y), 0.5 * (3 * identity - z @ y) @ z
+    return torch.sqrt(torch.trace(cov)) * y
+
+
+def covariance_pooling(x, root, eps=0.0):
+    samples = []
+    for sample in x:
+        _, cov = mean_and_cov(sample.reshape(len(sample), -1))
+        matrix = root(cov + eps * torch.eye(len(sample), dtype=x.dtype))
+        samples.append(torch.stack([matrix[i, j] for i in range(len(matrix)) for j in range(i, len(matrix))]))
+    return torch.stack(samples)
+
+
+def wct(content, style, alpha, eps):
+    """WCT, equations 2 and 3, image by image, with roots by Denman and Beavers' iteration."""
+    outputs = []
+    for i, image in enumerate(content):
+        other = style[i] if len(style) > 1 else style[0]
+        columns = image.reshape(len(image), -1)
+        identity = torch.eye(len(image), dtype=content.dtype)
+        mean, cov = mean_and_cov(columns)
+        style_mean, style_cov = mean_and_cov(other.reshape(len(other), -1))
+        root = torch.linalg.inv(inverse_root(style_cov + eps * identity))
+        y = root @ inverse_root(cov + eps * identity) @ (columns - mean[:, None]) + style_mean[:, None]
+        outputs.append((alpha * y + (1 - alpha) * columns).reshape(image.shape))
+    return torch.stack(outputs)
+
+
+def coloring(x, layer, labels):
+    """WC: each sample and group of channels by its own matrix, plus that of its class."""
+    k, samples = layer.weight.shape[-1], []
+    for i, sample in enumerate(x):
+        outputs = []
+        for g, matrix in enumerate(layer.weight):
+            place = slice(g * k, (g + 1) * k)
+            shift = layer.bias[place]
+            if labels is not None:
+                matrix = matrix + layer.class_weight[labels[i], g]
+                shift = shift + layer.class_bias[labels[i], place]
+            outputs.append(matrix @ sample[place].reshape(k, -1) + shift[:, None])
+        samples.append(torch.cat(outputs).reshape(sample.shape))
+    return torch.stack(samples)
+
+
+def orthogonal_newton(weight, steps, center, scale):
+    """ONI, algorithm 2, in the uncoupled form printed there."""
+    z = weight.flatten(1)
+    z = z - z.mean(1, keepdim=True) if center else z
+    v = z / torch.sqrt(torch.linalg.matrix_norm(z @ z.T))
+    s, b = v @ v.T, torch.eye(len(z), dtype=z.dtype)
+    for _ in range(steps):
+        b = 1.5 * b - 0.5 * b @ b @ b @ s
+    return (scale * b @ v).reshape(weight.shape)
+
+
+def mean_pair_distance(views, normalize=True):
+    """Mean squared distance of two views, pair by pair and image by image."""
+    distances = []
+    for i in range(len(views)):
+        for j in range(i):
+            for one, other in zip(views[i], views[j], strict=True):
+                if normalize:
+                    distances.append(((one / one.norm() - other / other.norm()) ** 2).sum())
+                else:
+                    distances.append(((one - other) ** 2).mean())
+    return sum(distances) / len(distances)
+
+
+def intl(views, whitened, steps, trace_weight, eps):
+    """INTL: each view is normalized as a whole, and each pair of views adds the trace losses of both."""
+    white, traces = [], []
+    for view in views:
+        columns = view if whitened == "instances" else view.T
+        centred = columns - columns.mean(1, keepdim=True)
+        identity = torch.eye(len(columns), dtype=view.dtype)
+        matrix = newton((1 - eps) * torch.cov(columns) + eps * identity, steps)
+        z = matrix @ centred
+        traces.append(((1 - torch.cov(z).diagonal()) ** 2).sum())
+        white.append(z if whitened == "instances" else z.T)
+    pairs = [traces[i] + traces[j] for i in range(len(views)) for j in range(i)]
+    return mean_pair_distance(white) + trace_weight * sum(pairs) / len(pairs)
+
+
+def cw_rgp(views, orders, features, num_groups, size, eps, normalize):
+    """CW-RGP: orders (iterations, N) of images, and features by view and sub-batch."""
+    white = [[] for _ in views]
+    for v, view in enumerate(views):
+        parts = [view[images] for order in orders for images in order.split(size)]
+        for part, order in zip(parts, features[v], strict=True):
+            centred = part - part.mean(1, keepdim=True)
+            z = torch.zeros_like(part)
+            for group in order.split(part.shape[1] // num_groups):
+                x = centred[:, group]
+                cov = x @ x.T / (len(group) - 1)
+                z[:, group] = inverse_root((1 - eps) * cov + eps * torch.eye(size, dtype=x.dtype)) @ x
+            white[v].extend(z)
+    return mean_pair_distance(white, normalize)
+
+
+def correlation(image, eps):
+    """Covariance of the channels of one image, each divided by its standard deviation."""
+    columns = image.reshape(len(image), -1)
+    _, cov = mean_and_cov(columns)
+    deviation = torch.sqrt(cov.diagonal() + eps)
+    return cov / deviation[:, None] / deviation[None, :]
+
+
+def isw(x, mask, eps):
+    """ISW: mean absolute covariance of the pairs in the mask, image by image."""
+    total = 0
+    for image in x:
+        cov = correlation(image, eps)
+        pairs = [(i, j) for i in range(len(cov)) for j in range(i + 1, len(cov)) if mask[i, j]]
+        total = total + sum(cov[i, j].abs() for i, j in pairs) / len(pairs)
+    return total / len(x)
+
+
 def forward(layer, x):
     """Return the expected output of a layer in its present mode."""
     name = type(layer).__name__

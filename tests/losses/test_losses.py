@@ -6,7 +6,7 @@ import torch
 from tests.helpers import reference
 from tests.helpers.cases import DEVICES, SOLVERS, TOLERANCE, assert_close
 from whitenorm.losses import WMSELoss
-from whitenorm.losses.wmse import draw_permutations
+from whitenorm.losses.views import draw_permutations
 
 FLOAT64 = torch.float64
 

@@ -118,7 +118,7 @@ def _measure_drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float |
     """Return the distance of a batch's mean and spread from the population's, in standard deviations of the latter."""
     if not isinstance(layer, (PopulationWhitening, _BATCH_NORM)) or not layer.track_running_stats:
         return None
-    mean = layer._buffers.get("running_mean")
+    mean = layer._population()[0] if isinstance(layer, PopulationWhitening) else layer._buffers.get("running_mean")
     if mean is None or _is_population_initial(layer, mean):
         return None
     size = layer.group_size if isinstance(layer, PopulationWhitening) else 1
@@ -134,17 +134,17 @@ def _measure_drift(layer: nn.Module, batch_mean: Tensor, cov: Tensor) -> float |
 def _is_population_initial(layer: nn.Module, mean: Tensor) -> bool:
     """Return whether running statistics were never updated; those of old checkpoints have means but no batch count."""
     batches = layer._buffers.get("num_batches_tracked")
-    return batches is not None and int(batches) == 0 and not bool(mean.any())
+    return batches is not None and int(batches.max()) == 0 and not bool(mean.any())
 
 
 def _population_matrix(layer: nn.Module) -> Tensor:
     """Return the whitening matrix of the population, ``(G, K, K)``: stored, or the exact inverse root."""
-    buffers = {name: buffer.double() for name, buffer in layer.named_buffers() if name != "num_batches_tracked"}
-    if "running_whitening" in buffers:
-        return buffers["running_whitening"]
-    if "running_var" in buffers:
-        return _exact_inverse_root(layer, buffers["running_var"].view(-1, 1, 1))
-    return _exact_inverse_root(layer, buffers["running_cov"])
+    if not isinstance(layer, PopulationWhitening):
+        return _exact_inverse_root(layer, layer.get_buffer("running_var").double().view(-1, 1, 1))
+    matrix = layer._population()[1]
+    assert matrix is not None
+    is_whitening = "running_whitening" in layer._buffers
+    return matrix.double() if is_whitening else _exact_inverse_root(layer, matrix.double())
 
 
 def _batch_matrix(layer: nn.Module, cov: Tensor) -> Tensor:

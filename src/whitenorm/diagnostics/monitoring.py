@@ -219,4 +219,4 @@ def _is_population_settled(layer: nn.Module) -> bool:
         return True
     momentum = layer.momentum
     rate = 1.0 if momentum is None else float(momentum)  # type: ignore[arg-type]
-    return (1 - rate) ** int(batches) < _MAX_INITIAL_WEIGHT
+    return (1 - rate) ** int(batches.min()) < _MAX_INITIAL_WEIGHT

@@ -22,7 +22,7 @@ from whitenorm.ops.check import (
     check_positive,
     fit_group_size,
 )
-from whitenorm.ops.distributed import Group
+from whitenorm.ops.distributed import Group, GroupHandle
 from whitenorm.solvers import Solver, SolverLike, as_solver
 
 
@@ -170,19 +170,6 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-class _Handle:
-    """Holder of a process group, which belongs to its process: deep copies share it, pickles leave it out."""
-
-    def __init__(self, group: Group = None) -> None:
-        self.group = group
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Handle:
-        return self
-
-    def __reduce__(self) -> tuple[type[_Handle], tuple[()]]:
-        return _Handle, ()
-
-
 class PopulationWhitening(ChannelWhitening):
     """Base class of layers that keep a running mean and a running matrix, named ``matrix_name``, for inference.
 
@@ -208,7 +195,7 @@ class PopulationWhitening(ChannelWhitening):
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, group_size, solver, eps, affine, bias, device, dtype)
-        self._ranks = _Handle(process_group)
+        self._ranks = GroupHandle(process_group)
         check_momentum(momentum)
         self.momentum = momentum
         self.track_running_stats = track_running_stats
@@ -262,13 +249,24 @@ class PopulationWhitening(ChannelWhitening):
 
     @process_group.setter
     def process_group(self, group: Group) -> None:
-        self._ranks = _Handle(group)
+        self._ranks = GroupHandle(group)
 
     def _population(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the running mean and matrix, or None where they are not tracked."""
         if not self.track_running_stats:
             return None, None
         return self._buffers["running_mean"], self._buffers[self._matrix_name]
+
+    def _counter(self) -> Tensor | None:
+        """Return the number of batches in the running statistics, or None where it is not tracked."""
+        return self.num_batches_tracked if self.track_running_stats else None
+
+    def _write_population(self, mean: Tensor, matrix: Tensor) -> None:
+        """Copy a mean ``(C,)`` and a matrix ``(G, K, K)`` of the layer's kind to the running statistics."""
+        running_mean, running_matrix = self._population()
+        if running_mean is not None and running_matrix is not None:
+            running_mean.copy_(mean)
+            running_matrix.copy_(matrix)
 
     def _has_same_population(self, other: PopulationWhitening) -> bool:
         """Return whether both layers track statistics of the same form."""
@@ -278,21 +276,19 @@ class PopulationWhitening(ChannelWhitening):
     @torch.no_grad()
     def set_population(self, mean: Tensor, cov: Tensor) -> None:
         """Set the running statistics to a mean ``(C,)`` and a covariance ``(G, K, K)`` without ε."""
-        running_mean, matrix = self._population()
-        if running_mean is None or matrix is None:
+        if not self.track_running_stats:
             raise ValueError("expected a layer that keeps population statistics (got track_running_stats=False)")
-        running_mean.copy_(mean)
-        matrix.copy_(cov if self._matrix_name == "running_cov" else population_whitening(cov, self.eps, self.solver))
+        is_cov = self._matrix_name == "running_cov"
+        self._write_population(mean, cov if is_cov else population_whitening(cov, self.eps, self.solver))
 
     @torch.no_grad()
     def set_diagonal_population(self, mean: Tensor, variance: Tensor) -> None:
         """Set the population to a BatchNorm's mean and variance with its ε, so that the applied matrix is diagonal."""
-        running_mean, matrix = self._population()
-        if running_mean is not None and matrix is not None:
-            running_mean.copy_(mean)
-            matrix.copy_(
-                batchnorm_state.diagonal_matrix(variance.to(matrix.dtype), self._matrix_name, self.group_size, self.eps)
-            )
+        matrix = self._population()[1]
+        if matrix is not None:
+            variance = variance.to(matrix.dtype)
+            diagonal = batchnorm_state.diagonal_matrix(variance, self._matrix_name, self.group_size, self.eps)
+            self._write_population(mean, diagonal)
 
     def _convert_batchnorm_state(self, state: dict[str, Any], prefix: str) -> None:
         if not self.track_running_stats:
@@ -304,12 +300,12 @@ class PopulationWhitening(ChannelWhitening):
 
     def reset_running_stats(self) -> None:
         """Reset the running statistics to mean zero and matrix I, with no batches counted."""
-        mean, matrix = self._population()
-        if mean is not None and matrix is not None and self.num_batches_tracked is not None:
+        (mean, matrix), counter = self._population(), self._counter()
+        if mean is not None and matrix is not None and counter is not None:
             with torch.no_grad():
-                mean.zero_()
-                matrix.copy_(torch.eye(self.group_size, device=matrix.device, dtype=matrix.dtype))
-                self.num_batches_tracked.zero_()
+                identity = torch.eye(self.group_size, device=matrix.device, dtype=matrix.dtype)
+                self._write_population(torch.zeros_like(mean), identity)
+                counter.zero_()
 
     def reset_parameters(self) -> None:
         """Set γ to one and β to zero, and reset the population."""
@@ -323,10 +319,10 @@ class PopulationWhitening(ChannelWhitening):
         """Return the weight of the next training batch in the running statistics."""
         if self.momentum is not None:
             return self.momentum
-        mean = self._population()[0]
-        if mean is None or self.num_batches_tracked is None:
+        mean, counter = self._population()[0], self._counter()
+        if mean is None or counter is None:
             return 1.0
-        return (self.num_batches_tracked + 1).to(mean.dtype).reciprocal()
+        return (counter + 1).to(mean.dtype).reciprocal()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, momentum={self.momentum}, track_running_stats={self.track_running_stats}"

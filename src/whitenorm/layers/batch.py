@@ -113,6 +113,9 @@ class BatchWhitening(PopulationWhitening):
 
     def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         self._check_input(input)
+        return self._whiten(input, mask, self.weight, self.bias)
+
+    def _whiten(self, input: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         mean, matrix = self._population()
         population = self.population
         if matrix is not None and not self.training and population == "covariance":
@@ -121,8 +124,8 @@ class BatchWhitening(PopulationWhitening):
             input,
             mean,
             matrix,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self._uses_batch(),
             self._batch_weight(),
             self.eps,
@@ -131,7 +134,7 @@ class BatchWhitening(PopulationWhitening):
             population=population,
             process_group=self.process_group if self.training else None,
             mask=mask,
-            num_batches_tracked=self.num_batches_tracked if self.track_running_stats else None,
+            num_batches_tracked=self._counter(),
         )
 
     def _population_whitening(self, cov: Tensor) -> Tensor:

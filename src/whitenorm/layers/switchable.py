@@ -133,7 +133,7 @@ class SwitchableWhitening(PopulationWhitening):
             group_size=self.group_size,
             solver=self.solver,
             process_group=self.process_group if self.training else None,
-            num_batches_tracked=self.num_batches_tracked if self.track_running_stats else None,
+            num_batches_tracked=self._counter(),
         )
 
     def extra_repr(self) -> str:

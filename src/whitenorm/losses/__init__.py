@@ -1,5 +1,8 @@
-"""Whitening losses for self-supervised learning, where whitening prevents the views of an image from collapsing."""
+"""Whitening losses: of views of images, for self-supervised learning, and of feature maps, against shifts of style."""
 
+from whitenorm.losses.cwrgp import CWRGPLoss
+from whitenorm.losses.intl import INTLLoss
+from whitenorm.losses.isw import InstanceSelectiveWhiteningLoss
 from whitenorm.losses.wmse import WMSELoss
 
-__all__ = ["WMSELoss"]
+__all__ = ["CWRGPLoss", "INTLLoss", "InstanceSelectiveWhiteningLoss", "WMSELoss"]

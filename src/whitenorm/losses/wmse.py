@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from whitenorm._runtime import check_floating, compute_dtype, no_autocast
-from whitenorm.ops.check import check_number, check_positive, divisors
+from whitenorm._runtime import compute_dtype, no_autocast
+from whitenorm.losses.views import check_share, draw_permutations, mean_distance, rounding_variance, shrink, stack_views
+from whitenorm.ops.check import check_positive, divisors
+from whitenorm.ops.distributed import Group, GroupHandle, sum_over_ranks, world_size
 from whitenorm.solvers import SolverLike, as_solver, inverse_sqrt
 
 
@@ -32,20 +33,25 @@ class WMSELoss(nn.Module):
     Each view is whitened separately, in random sub-batches of ``whitening_size`` images that are the same for all
     views, by the mean and the unbiased covariance of the sub-batch. The variance of the embeddings' rounding errors is
     added to ε, so that gradients stay finite. The loss is computed in float64, also under autocast, and returned in
-    float32 unless the embeddings are float64. In distributed training, each process whitens its own part of the batch.
+    float32 unless the embeddings are float64.
+
+    In distributed training, each process whitens its own part of the batch, or, with ``process_group``, sub-batches
+    that consist of equal parts of all ranks' batches. The mean of the ranks' losses is then the loss of the joint
+    batch, and gradients averaged by DDP are its gradients.
 
     From `Whitening for Self-Supervised Representation Learning <https://arxiv.org/abs/2007.06346>`_ (Ermolov et al.,
     2021), whose settings are the defaults.
 
     Args:
-        whitening_size: number of images whitened together; must divide the batch size and be larger than the number of
-            features. None: twice the number of features, as in the paper.
+        whitening_size: number of images whitened together, over all ranks of ``process_group``; must divide the batch
+            size and be larger than the number of features. None: twice the number of features, as in the paper.
         iterations: number of random divisions into sub-batches to average over. For two views with larger embeddings
             the paper uses 4.
         eps: weight of I in the covariance; 0 in the paper. Use 1e-4 or more if the loss jumps. Directions with a
             variance far below ε hardly count, so that collapsed embeddings have a small loss again.
         normalize: compare directions, as in the formula. False: the mean square of all entries of :math:`z_u - z_v`.
         solver: computes the whitening matrix; see :func:`whitenorm.solvers.inverse_sqrt`.
+        process_group: the ranks whose images are whitened together; each must have the same number of images.
 
     Shape:
         - Input: two or more views ``(N, D)``, as separate arguments or in a list, or all in one tensor ``(V, N, D)``.
@@ -69,25 +75,26 @@ class WMSELoss(nn.Module):
         *,
         normalize: bool = True,
         solver: SolverLike = "cholesky",
+        process_group: Group = None,
     ) -> None:
         super().__init__()
         if whitening_size is not None:
             check_positive("whitening_size", whitening_size)
         check_positive("iterations", iterations)
-        check_number("eps", eps, 0, 1, "it is the share of I in the covariance; W-MSE's authors use 0")
+        check_share(eps)
         self.whitening_size = whitening_size
         self.iterations = iterations
         self.eps = eps
         self.normalize = normalize
         self.solver = as_solver(solver)
+        self._ranks = GroupHandle(process_group)
 
     def forward(self, *views: Tensor | Sequence[Tensor]) -> Tensor:
-        x = _stack_views(views)
-        size = self._sub_batch_size(*x.shape[1:])
+        x = stack_views(views)
+        num_images = x.shape[1] * world_size(self._ranks.group)
+        size = self._sub_batch_size(num_images, x.shape[2])
         with no_autocast(x):
-            z = self._whiten(x, size)
-            # The mean squared distance of two views is twice the unbiased variance over all views.
-            loss = 2 * (_unit_vectors(z).var(0).sum(-1).mean() if self.normalize else z.var(0).mean())
+            loss = mean_distance(self._whiten(x, size), self.normalize)
         return loss.to(compute_dtype(x.dtype))
 
     def extra_repr(self) -> str:
@@ -104,6 +111,12 @@ class WMSELoss(nn.Module):
                 f"expected whitening_size larger than the {num_features} features (got {size}): the covariance of "
                 f"fewer images is singular; use {2 * num_features}, as W-MSE's authors do, or project to fewer features"
             )
+        ranks = world_size(self._ranks.group)
+        if size % ranks:
+            raise ValueError(
+                f"expected whitening_size to be a multiple of the {ranks} ranks (got {size}): each rank has an equal "
+                "part of a sub-batch"
+            )
         if num_images == 0 or num_images % size:
             sizes = [divisor for divisor in divisors(num_images) if divisor > num_features] if num_images else []
             choice = f"whitening_size of {sizes}" if sizes else f"a batch of more than {num_features} images"
@@ -115,64 +128,14 @@ class WMSELoss(nn.Module):
 
     def _whiten(self, x: Tensor, size: int) -> Tensor:
         """Return views (V, N, D) whitened in float64, as (V, iterations·N, D) with the same order of images in all."""
+        group = self._ranks.group
         order = draw_permutations(self.iterations, x.shape[1], x.device)
         # In float32, the covariance of nearly collapsed embeddings would be rounding error.
-        parts = x.double().index_select(1, order.flatten()).unflatten(1, (-1, size))  # V, parts, size, D
-        centred = parts - parts.mean(-2, keepdim=True)
-        cov = (1 - self.eps) * (centred.mT @ centred / (size - 1))
-        ridge = self.eps + _rounding_variance(parts, x.dtype)
-        identity = torch.eye(x.shape[-1], dtype=cov.dtype, device=cov.device)
-        return (centred @ inverse_sqrt(cov + ridge * identity, self.solver).mT).flatten(1, 2)
-
-
-def _rounding_variance(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the variance ``(..., 1, 1)`` of the errors of rounding values ``(..., size, D)`` to ``dtype``.
-
-    It keeps the inverse root finite in directions in which a batch does not vary. It is at least the smallest number
-    of the dtype whose inverse root is in range.
-    """
-    info = torch.finfo(dtype)
-    return (info.eps**2 / 12 * parts.detach().square().mean((-2, -1), keepdim=True)).clamp_min(info.eps * info.tiny)
-
-
-def _unit_vectors(z: Tensor) -> Tensor:
-    """Return z divided by its norm; 0 without a gradient where z is rounding error, as for a collapsed view."""
-    norm = z.norm(dim=-1, keepdim=True)
-    return z / norm.masked_fill(norm < 1e-6, torch.inf)
-
-
-def draw_permutations(num_permutations: int, num_images: int, device: torch.device) -> Tensor:
-    """Return random orders of the images, ``(num_permutations, num_images)``.
-
-    Example::
-
-        >>> draw_permutations(2, 4, torch.device("cpu")).sort().values
-        tensor([[0, 1, 2, 3],
-                [0, 1, 2, 3]])
-    """
-    return torch.rand(num_permutations, num_images, device=device).argsort(1)
-
-
-def _stack_views(views: tuple[Tensor | Sequence[Tensor], ...]) -> Tensor:
-    """Return all views as one tensor (V, N, D), or raise."""
-    if len(views) == 1 and isinstance(views[0], (list, tuple)):
-        views = tuple(views[0])
-    shapes = [tuple(view.shape) if isinstance(view, Tensor) else type(view).__name__ for view in views]
-    expected = (
-        "expected two or more views of shape (N, D), as separate arguments or in a list, or one tensor (V, N, D) of all"
-    )
-    tensors = [view for view in views if isinstance(view, Tensor)]
-    if len(tensors) < len(views):
-        raise ValueError(f"{expected} (got {shapes})")
-    if len(tensors) == 1 and tensors[0].ndim == 3:
-        stacked = tensors[0]
-    elif len(tensors) < 2 or any(view.ndim != 2 for view in tensors):
-        raise ValueError(f"{expected} (got shapes {shapes}); flatten features of images first: x.flatten(1)")
-    elif len(set(shapes)) > 1:
-        raise ValueError(f"{expected}, all of one shape (got {shapes}); row n must be the same image in every view")
-    else:
-        stacked = torch.stack(tensors)
-    if len(stacked) < 2:
-        raise ValueError(f"{expected} (got {len(stacked)} of shape {tuple(stacked.shape[1:])}); augment images twice")
-    check_floating("views", stacked)
-    return stacked
+        parts = x.double().index_select(1, order.flatten())
+        parts = parts.unflatten(1, (-1, size // world_size(group)))  # V, parts, size on this rank, D
+        mean = sum_over_ranks(parts.sum(-2, keepdim=True), group) / size
+        centred = parts - mean
+        cov = sum_over_ranks(centred.mT @ centred, group) / (size - 1)
+        variances = (size - 1) / size * cov.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+        rounding = rounding_variance((mean.square() + variances).mean(-1, keepdim=True), x.dtype)
+        return (centred @ inverse_sqrt(shrink(cov, self.eps, rounding), self.solver).mT).flatten(1, 2)

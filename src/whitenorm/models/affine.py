@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whitenorm._runtime import to_float64
 from whitenorm.functional import population_whitening
-from whitenorm.layers import BatchWhitening
+from whitenorm.layers import BatchWhitening, ConceptWhitening
 from whitenorm.models.modules import ChannelMap, Pointwise1d, Pointwise2d, Pointwise3d
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -35,6 +35,8 @@ def read_affine(layer: Any) -> Affine:
         assert matrix is not None
         if layer.population == "covariance":
             matrix = population_whitening(matrix, layer.eps, layer.solver)
+        if isinstance(layer, ConceptWhitening):
+            matrix = to_float64(layer.rotation) @ matrix
     else:
         mean = to_float64(layer.running_mean)
         matrix = (to_float64(layer.running_var) + layer.eps).rsqrt()[:, None, None]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from whitenorm.layers import BatchWhitening, Whitening
+from whitenorm.layers import BatchWhitening, ConceptWhitening, DomainWhitening, Whitening
 from whitenorm.models.affine import CONVOLUTIONS, make_pointwise, merge_affine, read_affine
 from whitenorm.models.example_check import check_same_output
 from whitenorm.models.modules import BatchedIdentity
@@ -22,7 +22,13 @@ from whitenorm.models.replace import replace_
 
 # timm's norms with an activation, which their forward applies after BatchNorm.
 _ACTIVATED = ("BatchNormAct2d.forward", "SyncBatchNormAct.forward")
-_FORWARDS = (BatchWhitening.forward, BATCH_NORM.forward, nn.SyncBatchNorm.forward)
+_FORWARDS = (
+    BatchWhitening.forward,
+    ConceptWhitening.forward,
+    DomainWhitening.forward,
+    BATCH_NORM.forward,
+    nn.SyncBatchNorm.forward,
+)
 _CALLS = (nn.Module.__call__, Whitening.__call__)
 
 
@@ -159,6 +165,8 @@ def _find_obstacle(layer: Any) -> str:
         return "it has hooks"
     if not layer.track_running_stats or layer._buffers["running_mean"] is None:
         return "it keeps no population statistics"
+    if isinstance(layer, DomainWhitening) and not isinstance(layer.domain, int):
+        return "no domain is chosen; fold inside `with whitenorm.use_domain(model, domain):`"
     if any(is_lazy(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
         return "it has no shape yet; run the model once before"
     return ""

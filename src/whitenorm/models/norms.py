@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 
 from whitenorm._runtime import to_float64
 from whitenorm.layers.base import ChannelWhitening, PopulationWhitening, Whitening
+from whitenorm.layers.domain import DomainWhitening
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.models.modules import LayerWhitening2d
 
@@ -110,6 +111,8 @@ class Norm(NamedTuple):
             return "its forward was replaced on the instance"
         if parametrize.is_parametrized(self.module):
             return "it is parametrized (torch.nn.utils.parametrize)"
+        if isinstance(self.module, DomainWhitening) and not isinstance(self.module.domain, int):
+            return "no domain is chosen (convert inside `with whitenorm.use_domain(model, domain):`)"
         if self.kind == "unknown" and any(parameter.is_meta for parameter in self.module.parameters()):
             return f"{kind.__module__}.{kind.__qualname__} has a forward that cannot be tried on the meta device"
         if not _has_known_forward(self):

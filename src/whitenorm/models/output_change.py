@@ -28,7 +28,7 @@ def is_trained(module: nn.Module) -> bool:
     if any(tensor.is_meta for tensor in tensors.values()):
         return False
     num_batches = tensors.get("num_batches_tracked")
-    if num_batches is not None and bool(num_batches > 0):
+    if num_batches is not None and bool((num_batches > 0).any()):
         return True
     vectors = [tensor for name, tensor in tensors.items() if name not in _MATRICES and tensor.numel() > 1]
     return any(bool((vector != vector.flatten()[0]).any()) for vector in vectors)

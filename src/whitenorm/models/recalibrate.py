@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from whitenorm._runtime import check_floating
-from whitenorm.layers import PopulationWhitening, unchanged_buffers
+from whitenorm.layers import DomainWhitening, PopulationWhitening, unchanged_buffers
+from whitenorm.layers.domain import Domain
 from whitenorm.models.norms import BATCH_NORM, keeps_population
 from whitenorm.ops.check import check_channels, check_mask
 from whitenorm.ops.distributed import Group, Lockstep, reduce_moments
@@ -51,6 +52,11 @@ def recalibrate_(model: nn.Module, batches: Iterable[Any], *, progress: bool = T
         raise ValueError(
             f"expected a model with population statistics (got {type(model).__name__} without a whitening or BatchNorm "
             "layer that tracks them); there is nothing to recalibrate"
+        )
+    if any(isinstance(layer, DomainWhitening) and not isinstance(layer.domain, int) for layer in layers):
+        raise ValueError(
+            "expected one domain to recalibrate (got DomainWhitening layers without a chosen one); call recalibrate_ "
+            "inside `with whitenorm.use_domain(model, domain):`"
         )
     moments: dict[nn.Module, Moments] = {}
     num_batches = 0
@@ -91,7 +97,7 @@ def _collect_moments(layers: list[nn.Module], moments: dict[nn.Module, Moments],
             # Not train(), which would also change modules inside the layer, such as dropout.
             layer.training = True
 
-            def add_batch(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            def add_batch(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 batch = _compute_moments(layer, _drop_masked(*args, **kwargs))
                 if batch.num_values:
                     moments[layer] = _combine(moments[layer], batch) if layer in moments else batch
@@ -107,8 +113,13 @@ def _collect_moments(layers: list[nn.Module], moments: dict[nn.Module, Moments],
             layer.training = mode
 
 
-def _drop_masked(input: Tensor, mask: Tensor | None = None) -> Tensor:
+def _drop_masked(input: Tensor, mask: Tensor | None = None, domain: Domain | None = None) -> Tensor:
     """Return a layer's input without the positions that its mask excludes."""
+    if domain is not None:
+        raise ValueError(
+            f"expected the domain of a recalibration to be chosen by whitenorm.use_domain (got domain={domain!r} in "
+            "the call of a layer)"
+        )
     if mask is None:
         return input
     check_mask(input, mask)
@@ -149,7 +160,8 @@ def _map_groups_to_devices(layers: list[nn.Module]) -> dict[dist.ProcessGroup, t
 def _reduce(layer: nn.Module, moments: Moments | None) -> Moments:
     """Return the moments over all ranks; a rank without data takes part, as the others wait for it."""
     if moments is None:
-        moments = _compute_moments(layer, layer.get_buffer("running_mean").unsqueeze(0)[:0])
+        mean = layer.get_buffer("running_mean")
+        moments = _compute_moments(layer, mean.new_empty(0, mean.shape[-1]))
     return reduce_moments(moments, _find_process_group(layer))
 
 

@@ -14,6 +14,7 @@ from whitenorm import layers
 from whitenorm._suggest import suggest
 from whitenorm.functional import check_population
 from whitenorm.layers import Whitening
+from whitenorm.layers.concept import check_activation
 from whitenorm.models.modules import Activated, Decorrelated, LayerWhitening2d, put_before
 from whitenorm.models.norms import as_norm
 from whitenorm.models.replace import disable_fast_path_, replace_
@@ -37,7 +38,7 @@ _BASES = ("Whitening", "PopulationWhitening")
 _LAYERS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (*(getattr(layers, name) for name in layers.__all__), LayerWhitening2d)
-    if isinstance(kind, type) and kind.__name__ not in _BASES
+    if isinstance(kind, type) and issubclass(kind, Whitening) and kind.__name__ not in _BASES
 }
 _NOT_RECORDED = ("process_group", "device", "dtype")
 _SIZES = ("num_features", "num_channels", "normalized_shape")
@@ -276,6 +277,8 @@ def _parse_with(check: Callable[[Any], None]) -> Callable[[str, Any], Any]:
 _SOLVER_PARSERS: dict[str, Callable[[str, Any], Any]] = {"steps": _parse_steps}
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("num_features", "num_channels", "group_size", "num_groups"), _parse_size),
+    **dict.fromkeys(("num_domains", "num_concepts"), _parse_size),
+    "activation": _parse_with(check_activation),
     **dict.fromkeys(("affine", "elementwise_affine", "bias", "track_running_stats", "tie_weights"), _parse_flag),
     "normalized_shape": _parse_shape,
     "steps": _parse_steps,

@@ -202,19 +202,19 @@ def _transfer_population(new: nn.Module, norm: Norm) -> None:
             _set_whitening(new, norm)
     elif isinstance(new, BATCH_NORM) and new.track_running_stats:
         _set_batch_norm(new, norm.population)
-    old_count, new_count = (getattr(module, "num_batches_tracked", None) for module in (old, new))
+    old_count = old._counter() if isinstance(old, PopulationWhitening) else getattr(old, "num_batches_tracked", None)
+    new_count = getattr(new, "num_batches_tracked", None)
     if norm.kind == "batch" and old_count is not None and new_count is not None:
         new_count.copy_(old_count)
 
 
 def _set_whitening(new: PopulationWhitening, norm: Norm) -> None:
-    old, (mean, matrix) = norm.module, new._population()
-    assert mean is not None
-    assert matrix is not None
+    old = norm.module
     if isinstance(old, PopulationWhitening) and old._has_same_population(new):
-        for target, source in zip((mean, matrix), old._population(), strict=True):
-            assert source is not None
-            target.copy_(source)
+        mean, matrix = old._population()
+        assert mean is not None
+        assert matrix is not None
+        new._write_population(mean, matrix)
         return
     population = norm.population
     if population is None:

@@ -1,21 +1,92 @@
-"""Statistics over the ranks of a process group, by one all-reduce forward and one backward; ranks in lockstep."""
+"""Sums and statistics over the ranks of a process group, and ranks in lockstep."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from whitenorm._runtime import is_transformed
+from whitenorm._runtime import apply_function, is_transformed
 from whitenorm.ops.types import AffineGrad, Moments
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
+
+
+class GroupHandle:
+    """Holder of a process group, which belongs to its process: deep copies share it, pickles leave it out."""
+
+    def __init__(self, group: Group = None) -> None:
+        self.group = group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupHandle:
+        return self
+
+    def __reduce__(self) -> tuple[type[GroupHandle], tuple[()]]:
+        return GroupHandle, ()
+
+
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
+    """Return the sum of a tensor over the ranks of a group, differentiable any number of times.
+
+    Call it on all ranks with tensors of one shape; its backward is a sum over ranks as well, so that the gradients are
+    those of the sum of all ranks' losses. Without a group, x itself is returned.
+
+    Example::
+
+        >>> sum_over_ranks(torch.ones(2), None)
+        tensor([1., 1.])
+    """
+    if group is None:
+        return x
+    total: Tensor = apply_function(_SumOverRanks, x, group)
+    return total
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, group: Group) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return sum_over_ranks(grad, ctx.group), None
+
+
+def world_size(group: Group) -> int:
+    """Return the number of ranks of a group; 1 without one."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+def gather_rows(x: Tensor, group: Group) -> tuple[Tensor, slice]:
+    """Return the rows ``(V, N, D)`` of all ranks, which have the same number, and the place of this rank's.
+
+    Differentiable, because it is a sum in which every rank fills its own rows.
+
+    Example::
+
+        >>> rows, mine = gather_rows(torch.ones(2, 3, 4), None)
+        >>> rows[:, mine].shape
+        torch.Size([2, 3, 4])
+    """
+    size = x.shape[1]
+    if group is None:
+        return x, slice(0, size)
+    start = dist.get_rank(group) * size
+    end = world_size(group) * size - start - size
+    padded = torch.nn.functional.pad(x, (0, 0, start, end))
+    return sum_over_ranks(padded, group), slice(start, start + size)
 
 
 def reduce_moments(local: Moments, group: Group) -> Moments:
