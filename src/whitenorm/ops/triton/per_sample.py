@@ -16,14 +16,14 @@ matrix.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from whitenorm.ops.triton.per_sample_kernels import differentiate_samples_kernel, whiten_samples_kernel
-from whitenorm.ops.triton.tiling import dot_precision, launch
+from whitenorm.ops.triton.tiling import dot_precision, launch, next_power_of_2
 
 # Fewest rows that matrix units take, which are also the rows per warp, and most with which the iteration stays in
 # registers.
@@ -133,8 +133,12 @@ def whiten_samples_backward(
 
 
 def _choose_tile(x: Tensor) -> _Tile:
-    features, values = x.shape[2], x.shape[3] * x.shape[4]
-    rows, columns = (max(_WARP_ROWS, triton.next_power_of_2(size)) for size in sorted((features, values)))
+    return _tile(x.shape[2], x.shape[3] * x.shape[4])
+
+
+@lru_cache
+def _tile(features: int, values: int) -> _Tile:
+    rows, columns = (max(_WARP_ROWS, next_power_of_2(size)) for size in sorted((features, values)))
     return _Tile(rows, columns, values < features)
 
 

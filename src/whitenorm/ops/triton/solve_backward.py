@@ -27,7 +27,7 @@ from whitenorm.ops.triton.scratch import (
 )
 from whitenorm.ops.triton.solve import add_ridge, moment_arguments
 from whitenorm.ops.triton.tiles import identity, load_matrix, load_vector, store_matrix
-from whitenorm.ops.triton.tiling import launch, solve_options
+from whitenorm.ops.triton.tiling import launch, plan, solve_options
 from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Solution, Statistics, StatisticsGrads
 from whitenorm.solvers.newton import Newton
 
@@ -117,9 +117,8 @@ def _newton_backward(
         lost_trace=method.solver._lost_trace,
         smallest=smallest(torch.float32),
         factor=method.scale,
-        **statistic_indices(method),
-        STATISTICS=len(method.statistics),
-        **solve_options(features, matrix),
+        **plan(statistic_indices, method.statistics),
+        **plan(solve_options, features, matrix.device),
     )
     return matrix, offset
 

@@ -1,0 +1,133 @@
+"""Measure the host's time per training step with the Triton kernels, on a machine that needs no GPU.
+
+Everything runs as on a GPU (layer, autograd, planning, allocation, Triton's launcher in Python), except that a function
+which does nothing replaces the compiled kernels. Tensors are on the CPU, so that the few operations of torch between
+the kernels are computed there.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import nn
+
+from whitenorm.ops import dispatch
+
+_WARM_UP, _STEPS = 20, 200
+
+
+class HostTime(NamedTuple):
+    """Seconds of a training step on the host, and the number of Triton kernels that it launches."""
+
+    seconds: float
+    launches: int
+
+
+def measure_host(layer: nn.Module, shape: tuple[int, ...]) -> HostTime:
+    """Return the median time of a forward and backward of a layer with the Triton kernels, where these do nothing."""
+    x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    leaves = [x, *layer.parameters()]
+
+    def step() -> None:
+        torch.autograd.grad(layer(x), leaves, grad)
+
+    with replace_compiled_kernels() as calls:
+        step()
+        launches = len(calls)
+        return HostTime(_measure_median(step), launches)
+
+
+def measure_without_kernels(layer: nn.Module, shape: tuple[int, ...]) -> float:
+    """Return the median seconds of a forward and backward of a layer on an input so small that the host is busy."""
+    x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
+    leaves = [x, *layer.parameters()]
+    return _measure_median(lambda: torch.autograd.grad(layer(x), leaves, grad))
+
+
+def _measure_median(step: Callable[[], None]) -> float:
+    for _ in range(_WARM_UP):
+        step()
+    seconds = []
+    for _ in range(_STEPS):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+@contextmanager
+def replace_compiled_kernels() -> Iterator[list[tuple[Any, ...]]]:
+    """Use the Triton kernels for CPU tensors without compiling or running them, and yield the arguments of each launch.
+
+    Only the last launches are kept.
+    """
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from whitenorm.ops.triton import tiling
+
+    calls: list[tuple[Any, ...]] = []
+
+    def compile_nothing(kernel: Any, key: Any, _: Any, device: int, *__: Any) -> _Compiled:
+        compiled = _Compiled(kernel, calls)
+        kernel.device_caches[device][0][key] = compiled
+        return compiled
+
+    before = driver._active
+    driver.set_active(_Driver())
+    try:
+        with (
+            mock.patch.dict(tiling._compiled, clear=True),
+            mock.patch.object(dispatch, "_takes_native", return_value=False),
+            mock.patch.object(dispatch, "_takes_triton", return_value=True),
+            mock.patch.object(JITFunction, "_do_compile", compile_nothing),
+        ):
+            yield calls
+    finally:
+        driver.set_active(before)
+
+
+class _Driver:
+    """The methods of a Triton driver that a launch calls."""
+
+    # No GPU has this index, so that Triton keeps nothing for one.
+    def get_current_device(self) -> int:
+        return -1
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 80, 32)
+
+
+class _Compiled:
+    """The attributes of a compiled kernel that a launch reads."""
+
+    function = packed_metadata = None
+    _KEPT = 64
+
+    def __init__(self, kernel: Any, calls: list[tuple[Any, ...]]) -> None:
+        self._kernel, self._calls = kernel, calls
+
+    def launch_metadata(self, *_: Any) -> None:
+        return None
+
+    def run(self, grid_0: int, grid_1: int, grid_2: int, *arguments: Any) -> None:
+        """Run as Triton does: after the grid come the stream, the function, three kinds of metadata and two hooks."""
+        self._record((grid_0, grid_1, grid_2), arguments[6:])
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments: self._record(grid, arguments)
+
+    def _record(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        del self._calls[: -self._KEPT]
+        self._calls.append((self._kernel.fn.__name__, grid, arguments))
