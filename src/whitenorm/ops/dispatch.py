@@ -16,7 +16,7 @@ from whitenorm.ops import verified_gpus
 from whitenorm.ops.layout import Layout, is_channels_last
 from whitenorm.ops.native import per_sample, steps
 from whitenorm.ops.native.library import load_library
-from whitenorm.ops.torch import dual, passes, scaled
+from whitenorm.ops.torch import dual, messages, passes, scaled
 from whitenorm.ops.torch.solve import solve, solve_backward
 from whitenorm.ops.types import Kernels, SampleKernels
 from whitenorm.solvers.base import Solver
@@ -28,10 +28,12 @@ _LARGEST_SOLVED = 64
 _LARGEST = 1024
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-TORCH = Kernels(passes.moments, solve, passes.apply, passes.map_gradients, solve_backward, passes.input_gradient)
+TORCH = Kernels(
+    passes.moments, solve, passes.apply, passes.map_gradients, solve_backward, passes.input_gradient, messages
+)
 # For features of several channels, and for the dual of vectors.
 SCALED = TORCH._replace(apply=scaled.apply, map_gradients=scaled.map_gradients, input_gradient=scaled.input_gradient)
-DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_backward, dual.input_gradient)
+DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_backward, dual.input_gradient, messages)
 NATIVE = Kernels(
     steps.moments,
     steps.solve,
@@ -39,6 +41,7 @@ NATIVE = Kernels(
     steps.map_gradients,
     steps.solve_backward,
     steps.input_gradient,
+    messages,
     per_sample,
     handles_strides=True,
 )
@@ -201,7 +204,16 @@ def _suggest_verifying() -> None:
 
 @functools.cache
 def _load_triton() -> Kernels:
-    from whitenorm.ops.triton import apply, input_gradient, map_gradients, moments, per_sample, solve, solve_backward
+    from whitenorm.ops.triton import (
+        apply,
+        input_gradient,
+        map_gradients,
+        messages,
+        moments,
+        per_sample,
+        solve,
+        solve_backward,
+    )
 
     return Kernels(
         moments.moments,
@@ -210,6 +222,7 @@ def _load_triton() -> Kernels:
         map_gradients.map_gradients,
         solve_backward.solve_backward,
         input_gradient.input_gradient,
+        messages,
         per_sample,
         handles_strides=True,
         saves_mixed_cov=True,

@@ -208,7 +208,7 @@ def _compute_statistics(split: Inputs, plan: Plan, kernels: Kernels) -> Statisti
     if split.mask is not None:
         statistics = rescale_to_valid_count(statistics, split.mask)
     if plan.group is not None and statistics.batch is not None:
-        statistics = statistics._replace(batch=reduce_moments(statistics.batch, plan.group))
+        statistics = statistics._replace(batch=reduce_moments(statistics.batch, plan.group, kernels.messages))
     return statistics
 
 
@@ -247,7 +247,7 @@ def _backward(inputs: Inputs, plan: Plan, saved: Saved, grad: Tensor, needs_x: b
     batch, grad_x = grads.batch, None
     if plan.group is not None:
         # On all ranks, whether or not x needs a gradient on this one, because the others wait for it.
-        batch = reduce_gradient(batch, plan.group)
+        batch = reduce_gradient(batch, plan.group, kernels.messages)
     if needs_x:
         grad_x = run_into(kernels.input_gradient, layout, inputs.x, grad, x, whitening, weight, grads.sample, batch)
         grad_x = grad_x if mask is None else zero_masked(grad_x, mask)
