@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import is_forward_mode, is_transformed, may_write_in_place
+from whitenorm._runtime import is_forward_mode, is_tracing, is_transformed, may_write_in_place
 from whitenorm.ops import verified_gpus
 from whitenorm.ops.layout import Layout, is_channels_last
 from whitenorm.ops.native import per_sample, steps
@@ -123,8 +123,9 @@ def choose_kernels(
         return NATIVE._replace(solve=solve, solve_backward=solve_backward) if _mode == "native" else TORCH
     if not _takes_triton(x):
         return TORCH
+    kernels = _load_operators() if torch.compiler.is_compiling() else _load_triton()
     solved = solver is None or (type(solver) is Newton and features <= _LARGEST_SOLVED)
-    return _load_triton() if solved else _load_triton()._replace(solve=solve, solve_backward=solve_backward)
+    return kernels if solved else kernels._replace(solve=solve, solve_backward=solve_backward)
 
 
 def torch_kernels(layout: Layout) -> Kernels:
@@ -143,7 +144,11 @@ def sample_kernels(x: Tensor, solver: Solver, kernels: Kernels) -> SampleKernels
 
 def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
     """Return the kernels to use now: torch's where autograd records or a transform is active, otherwise the same."""
-    return torch_kernels(layout) if kernels.handles_strides and not may_write_in_place() else kernels
+    if not kernels.handles_strides or may_write_in_place():
+        return kernels
+    if kernels.are_operators and torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        return kernels
+    return torch_kernels(layout)
 
 
 def _takes_native(x: Tensor, features: int, is_per_sample: bool) -> bool:
@@ -175,21 +180,34 @@ def _takes_triton(x: Tensor) -> bool:
     """Return whether Triton's kernels are to be used for a tensor."""
     if _mode == "native" or (_mode == "auto" and not x.is_cuda):
         return False
-    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
+    if _is_under_transform() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
         return False
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
     if _mode == "triton":
         # On meta tensors nothing runs; benchmarks count launches with them.
         return x.is_cuda or x.is_meta or os.environ.get("TRITON_INTERPRET") == "1"
-    return _has_triton() and _is_verified(x.device)
+    return _is_verified(x.device)
+
+
+def _is_under_transform() -> bool:
+    """Return whether Triton's kernels cannot be used: an export, a transform or forward mode is active."""
+    if torch.compiler.is_compiling():
+        return is_tracing() or torch._C._are_functorch_transforms_active()
+    return is_transformed() or is_forward_mode()
 
 
 def _is_verified(device: torch.device) -> bool:
+    if not _has_triton():
+        return False
     is_verified = verified_gpus.is_verified(device)
     if not is_verified:
         _suggest_verifying()
     return is_verified
+
+
+# A compiler shall not trace how files are read. torch.compiler.assume_constant_result would import all of it.
+_is_verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -226,6 +244,25 @@ def _load_triton() -> Kernels:
         per_sample,
         handles_strides=True,
         saves_mixed_cov=True,
+    )
+
+
+def _load_operators() -> Kernels:
+    # Not cached: a compiler traces this once, and warns of caches.
+    from whitenorm.ops.triton import operators
+
+    return Kernels(
+        operators.moments,
+        operators.solve,
+        operators.apply,
+        operators.map_gradients,
+        operators.solve_backward,
+        operators.input_gradient,
+        messages,
+        operators.samples,
+        handles_strides=True,
+        saves_mixed_cov=True,
+        are_operators=True,
     )
 
 

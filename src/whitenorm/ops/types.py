@@ -233,7 +233,7 @@ class Kernels(NamedTuple):
 
     With ``handles_strides`` they take x as it lies in memory; otherwise :mod:`whitenorm.ops.layout` copies it where
     another order is faster. With ``saves_mixed_cov`` the covariance of a mix is saved for backward rather than pooled
-    again.
+    again. With ``are_operators`` a compiler keeps each step as one operation.
     """
 
     moments: MomentsStep
@@ -246,3 +246,4 @@ class Kernels(NamedTuple):
     samples: SampleKernels | None = None
     handles_strides: bool = False
     saves_mixed_cov: bool = False
+    are_operators: bool = False

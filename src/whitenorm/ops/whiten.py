@@ -5,6 +5,7 @@ Forward: moments of x, solve for the matrix, apply it. Backward: gradients of th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -251,9 +252,7 @@ def _backward(inputs: Inputs, plan: Plan, saved: Saved, grad: Tensor, needs_x: b
     if needs_x:
         grad_x = run_into(kernels.input_gradient, layout, inputs.x, grad, x, whitening, weight, grads.sample, batch)
         grad_x = grad_x if mask is None else zero_masked(grad_x, mask)
-    grad_weight = None if grads.weight is None else layout.join_parameter(grads.weight)
-    grad_bias = None if grads.bias is None else layout.join_parameter(grads.bias)
-    return [grad_x, grad_weight, grad_bias, *(grads.mixing or (None, None))]
+    return [grad_x, *_join_parameters((grads.weight, grads.bias), layout), *(grads.mixing or (None, None))]
 
 
 def _whiten_differentiably(inputs: Inputs, plan: Plan, running: Running | None = None) -> Tensor:
@@ -296,26 +295,36 @@ def whiten_samples(x: Tensor, plan: Plan, fused: Any, weight: Tensor | None, bia
 class _WhitenSamples(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, plan, fused):  # type: ignore[no-untyped-def]
-        whole, out = plan.layout.allocate(x)
-        saved = fused.whiten_samples(*_kernel_arguments(Inputs(x, weight, bias), plan), out)
-        ctx.save_for_backward(x, weight, bias, *saved)
         ctx.plan, ctx.fused = plan, fused
+        arguments = _kernel_arguments(Inputs(x, weight, bias), plan)
+        if plan.kernels.are_operators:
+            ctx.save_for_backward(x, weight, bias)
+            return fused.whiten_samples(*arguments, plan.layout, x)
+        whole, out = plan.layout.allocate(x)
+        saved = fused.whiten_samples(*arguments, out)
+        ctx.save_for_backward(x, weight, bias, *saved)
         return plan.layout.finish(whole, out)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight, bias, *saved = ctx.saved_tensors
         inputs, layout = Inputs(x, weight, bias), ctx.plan.layout
+        arguments = _kernel_arguments(inputs, ctx.plan)
+        if ctx.plan.kernels.are_operators and not torch.is_grad_enabled():
+            dx, *grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, layout, x)
+            return dx, *_join_parameters(grads, layout), None, None
         if not may_write_in_place():
             # Second derivatives, or a batch of gradients under vmap.
             plan = ctx.plan._replace(kernels=torch_kernels(layout))
             with no_autocast(inputs.x):
                 return *_backward_differentiably(inputs, plan, grad)[:3], None, None
         whole, out = layout.allocate(inputs.x)
-        arguments = _kernel_arguments(inputs, ctx.plan)
         grads = ctx.fused.whiten_samples_backward(layout.split(grad), *arguments, tuple(saved), out)
-        small = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
-        return layout.finish(whole, out), *small, None, None
+        return layout.finish(whole, out), *_join_parameters(grads, layout), None, None
+
+
+def _join_parameters(grads: Iterable[Tensor | None], layout: Layout) -> list[Tensor | None]:
+    return [None if grad is None else layout.join_parameter(grad) for grad in grads]
 
 
 def _kernel_arguments(inputs: Inputs, plan: Plan) -> tuple[Any, ...]:

@@ -46,9 +46,17 @@ def map_gradients(
 
     Where a feature has several channels, A is W, and γ and β, if given, have gradients of their own.
     """
+    total, channel_sums = sum_gradients(grad, x, whitening, mean, weight, bias is not None)
+    return split_gradients(total, channel_sums, whitening, bias)
+
+
+def sum_gradients(
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, has_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of A and b in one vector, and the sums of each sample and channel for γ and β."""
     samples, groups, features, channels_per_feature, _ = x.shape
     matrices = whitening.shape[0]
-    has_channels = channels_per_feature > 1 and (weight is not None or bias is not None)
+    has_channels = channels_per_feature > 1 and (weight is not None or has_bias)
     tiles, split, grid, arguments = plan(_plan_map_gradients, geometry(grad), geometry(x), matrices == 1, has_channels)
     # Partial sums of each program: the matrices first, then the offsets.
     parts = split.programs * tiles.problems // matrices
@@ -72,7 +80,12 @@ def map_gradients(
         mean_stride=problem_stride(mean),
         **arguments,
     )
-    total = sums[0] if parts == 1 else sums.sum(0)
+    return sums[0] if parts == 1 else sums.sum(0), channel_sums
+
+
+def split_gradients(total: Tensor, channel_sums: Tensor | None, whitening: Tensor, bias: Tensor | None) -> MapGradients:
+    """Return the results of :func:`sum_gradients` by name."""
+    matrices, groups, features, _ = whitening.shape
     matrix, offset = total.split([matrices * groups * features * features, matrices * groups * features])
     return MapGradients(
         matrix.view(matrices, groups, features, features),

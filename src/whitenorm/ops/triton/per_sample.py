@@ -16,7 +16,6 @@ matrix.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -133,12 +132,9 @@ def whiten_samples_backward(
 
 
 def _choose_tile(x: Tensor) -> _Tile:
-    return _tile(x.shape[2], x.shape[3] * x.shape[4])
-
-
-@lru_cache
-def _tile(features: int, values: int) -> _Tile:
-    rows, columns = (max(_WARP_ROWS, next_power_of_2(size)) for size in sorted((features, values)))
+    features, values = x.shape[2], x.shape[3] * x.shape[4]
+    rows = max(_WARP_ROWS, next_power_of_2(min(features, values)))
+    columns = max(_WARP_ROWS, next_power_of_2(max(features, values)))
     return _Tile(rows, columns, values < features)
 
 
