@@ -19,7 +19,7 @@ from torch import nn
 
 from whitenorm.ops import dispatch
 
-_WARM_UP, _STEPS = 20, 200
+_WARM_UP, _ROUNDS, _STEPS = 20, 5, 100
 
 
 class HostTime(NamedTuple):
@@ -30,7 +30,7 @@ class HostTime(NamedTuple):
 
 
 def measure_host(layer: nn.Module, shape: tuple[int, ...]) -> HostTime:
-    """Return the median time of a forward and backward of a layer with the Triton kernels, where these do nothing."""
+    """Return the time of a forward and backward of a layer with the Triton kernels, where these do nothing."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     leaves = [x, *layer.parameters()]
 
@@ -44,21 +44,23 @@ def measure_host(layer: nn.Module, shape: tuple[int, ...]) -> HostTime:
 
 
 def measure_without_kernels(layer: nn.Module, shape: tuple[int, ...]) -> float:
-    """Return the median seconds of a forward and backward of a layer on an input so small that the host is busy."""
+    """Return the seconds of a forward and backward of a layer on an input so small that the host is busy."""
     x, grad = torch.randn(shape, requires_grad=True), torch.randn(shape)
     leaves = [x, *layer.parameters()]
     return _measure_median(lambda: torch.autograd.grad(layer(x), leaves, grad))
 
 
-def _measure_median(step: Callable[[], None]) -> float:
+def _measure_median(step: Callable[[], object]) -> float:
+    """Return the median of the fastest round: in the others, the machine was busier."""
     for _ in range(_WARM_UP):
         step()
-    seconds = []
-    for _ in range(_STEPS):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return min(statistics.median(_time(step) for _ in range(_STEPS)) for _ in range(_ROUNDS))
+
+
+def _time(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 @contextmanager
@@ -73,8 +75,10 @@ def replace_compiled_kernels() -> Iterator[list[tuple[Any, ...]]]:
     from whitenorm.ops.triton import tiling
 
     calls: list[tuple[Any, ...]] = []
+    kernels: list[Any] = []
 
     def compile_nothing(kernel: Any, key: Any, _: Any, device: int, *__: Any) -> _Compiled:
+        kernels.append(kernel)
         compiled = _Compiled(kernel, calls)
         kernel.device_caches[device][0][key] = compiled
         return compiled
@@ -91,14 +95,18 @@ def replace_compiled_kernels() -> Iterator[list[tuple[Any, ...]]]:
             yield calls
     finally:
         driver.set_active(before)
+        for kernel in kernels:
+            kernel.device_caches.pop(_Driver.DEVICE, None)
 
 
 class _Driver:
     """The methods of a Triton driver that a launch calls."""
 
-    # No GPU has this index, so that Triton keeps nothing for one.
+    # No GPU has this index.
+    DEVICE = -1
+
     def get_current_device(self) -> int:
-        return -1
+        return self.DEVICE
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -251,13 +251,14 @@ def _load_operators() -> Kernels:
     # Not cached: a compiler traces this once, and warns of caches.
     from whitenorm.ops.triton import operators
 
+    # For run_into, operators take a layout in place of a tensor to write to.
     return Kernels(
         operators.moments,
         operators.solve,
-        operators.apply,
+        operators.apply,  # type: ignore[arg-type]
         operators.map_gradients,
         operators.solve_backward,
-        operators.input_gradient,
+        operators.input_gradient,  # type: ignore[arg-type]
         messages,
         operators.samples,
         handles_strides=True,

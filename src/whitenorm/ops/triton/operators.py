@@ -56,10 +56,14 @@ def _flatten_layout(layout: Layout) -> list[int]:
     return [int(value) for value in layout]
 
 
+def _restore_layout(flat: list[Any]) -> Layout:
+    return Layout(*flat)
+
+
 def _run_into(step: Callable[..., Any], *arguments: Any) -> Tensor:
     """Run a step whose result has the shape and format of the last argument, as a layout before it tells."""
     *inputs, flat, like = arguments
-    layout = Layout(*flat)
+    layout = _restore_layout(flat)
     whole, out = layout.allocate(like)
     step(*inputs, out)
     return layout.finish(whole, out)
@@ -126,7 +130,7 @@ def _restore_method(
     return Statistics(sample, batch), method, mixing
 
 
-def _fake_solve(sample_mean: Tensor | None, sample_cov: Tensor | None, batch_mean: Any, batch_cov: Any, *_: Any) -> Any:
+def _fake_solve(sample_mean: Any, sample_cov: Any, batch_mean: Any, batch_cov: Any, *_: Any) -> Any:
     mean, cov = (batch_mean, batch_cov) if sample_mean is None else (sample_mean, sample_cov)
     return _new(cov, *cov.shape), _new(mean, *mean.shape), _new(cov, *cov.shape)
 
@@ -142,7 +146,7 @@ def solve(statistics: Statistics, method: Method, mixing: Mixing | None, running
 
 
 def _fake_apply(x: Tensor, whitening: Tensor, mean: Any, weight: Any, bias: Any, layout: Any, like: Tensor) -> Tensor:
-    return Layout(*layout).allocate(like)[0]
+    return _restore_layout(layout).allocate(like)[0]
 
 
 @_define(
@@ -280,7 +284,7 @@ def solve_backward(
 
 
 def _fake_input_gradient(*arguments: Any) -> Tensor:
-    return Layout(*arguments[-2]).allocate(arguments[-1])[0]
+    return _restore_layout(arguments[-2]).allocate(arguments[-1])[0]
 
 
 @_define(
@@ -340,7 +344,7 @@ apply.allocate = input_gradient.allocate = True  # type: ignore[attr-defined]
 
 
 def _fake_whiten_samples(*arguments: Any) -> Tensor:
-    return Layout(*arguments[-2]).allocate(arguments[-1])[0]
+    return _restore_layout(arguments[-2]).allocate(arguments[-1])[0]
 
 
 @_define(
@@ -369,7 +373,7 @@ def _fake_whiten_samples_backward(
     like: Tensor,
 ) -> list[Tensor]:
     small = [_new(x, 1, *x.shape[2:4]) for tensor in (weight, bias) if tensor is not None]
-    return [Layout(*layout).allocate(like)[0], *small]
+    return [_restore_layout(layout).allocate(like)[0], *small]
 
 
 @_define(
@@ -387,9 +391,9 @@ def _whiten_samples_backward(
     layout: list[int],
     like: Tensor,
 ) -> list[Tensor]:
-    whole, out = Layout(*layout).allocate(like)
+    whole, out = _restore_layout(layout).allocate(like)
     small = per_sample.whiten_samples_backward(grad, x, weight, bias, eps, steps, (), out)
-    return [Layout(*layout).finish(whole, out), *[tensor for tensor in small if tensor is not None]]
+    return [_restore_layout(layout).finish(whole, out), *[tensor for tensor in small if tensor is not None]]
 
 
 def whiten_samples_backward(

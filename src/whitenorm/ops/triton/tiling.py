@@ -282,7 +282,7 @@ def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **
     Triton takes several times as long to find the code that it compiled for some arguments as to launch it. It is
     therefore kept here, by all that Triton specializes code for: the types, the alignment of pointers, and values.
     """
-    record_launch(kernel.fn.__name__, arguments, grid)
+    record_launch(kernel.fn.__name__, arguments, grid, options)
     if like.is_meta:
         return
     key = kernel, like.device, tuple([_specialization(value) for value in arguments]), *options.values()
