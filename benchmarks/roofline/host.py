@@ -39,8 +39,8 @@ def measure_host(layer: nn.Module, shape: tuple[int, ...]) -> HostTime:
 
     with replace_compiled_kernels() as calls:
         step()
-        launches = len(calls)
-        return HostTime(_measure_median(step), launches)
+    with replace_compiled_kernels(record=False):
+        return HostTime(_measure_median(step), len(calls))
 
 
 def measure_without_kernels(layer: nn.Module, shape: tuple[int, ...]) -> float:
@@ -64,10 +64,10 @@ def _time(step: Callable[[], object]) -> float:
 
 
 @contextmanager
-def replace_compiled_kernels() -> Iterator[list[tuple[Any, ...]]]:
-    """Use the Triton kernels for CPU tensors without compiling or running them, and yield the arguments of each launch.
+def replace_compiled_kernels(record: bool = True) -> Iterator[list[tuple[Any, ...]]]:
+    """Use the Triton kernels for CPU tensors without compiling or running them.
 
-    Only the last launches are kept.
+    Yields a list of the launches, each with the kernel's name, grid and arguments, if these are to be recorded.
     """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -79,7 +79,7 @@ def replace_compiled_kernels() -> Iterator[list[tuple[Any, ...]]]:
 
     def compile_nothing(kernel: Any, key: Any, _: Any, device: int, *__: Any) -> _Compiled:
         kernels.append(kernel)
-        compiled = _Compiled(kernel, calls)
+        compiled = _Compiled(kernel, calls if record else None)
         kernel.device_caches[device][0][key] = compiled
         return compiled
 
@@ -121,9 +121,8 @@ class _Compiled:
     """The attributes of a compiled kernel that a launch reads."""
 
     function = packed_metadata = None
-    _KEPT = 64
 
-    def __init__(self, kernel: Any, calls: list[tuple[Any, ...]]) -> None:
+    def __init__(self, kernel: Any, calls: list[tuple[Any, ...]] | None) -> None:
         self._kernel, self._calls = kernel, calls
 
     def launch_metadata(self, *_: Any) -> None:
@@ -137,5 +136,5 @@ class _Compiled:
         return lambda *arguments: self._record(grid, arguments)
 
     def _record(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        del self._calls[: -self._KEPT]
-        self._calls.append((self._kernel.fn.__name__, grid, arguments))
+        if self._calls is not None:
+            self._calls.append((self._kernel.fn.__name__, grid, arguments))
