@@ -287,8 +287,9 @@ def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **
         return
     key = kernel, like.device, tuple([_specialization(value) for value in arguments]), *options.values()
     with torch.cuda.device_of(like):
-        if key in _compiled:
-            compiled, rest = _compiled[key]
+        known = _compiled.get(key)
+        if known is not None:
+            compiled, rest = known
             compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
             return
         compiled = kernel[grid](*arguments, **options, **COMPILE_OPTIONS)
