@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import re
 
 import pytest
 import torch
@@ -120,3 +121,18 @@ def test_what_the_compiler_is_told(arguments):
 
     name, values = arguments
     torch.library.opcheck(getattr(torch.ops.whitenorm, name).default, values)
+
+
+def test_a_compiler_copies_no_input():
+    """After a convolution that it computes in channels-last format, x goes to the operators as it is."""
+    from torch._inductor.utils import run_and_get_code
+
+    layers = torch.nn.Conv2d(3, 8, 3), whitenorm.IterNorm(8, 4), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)
+    compiled = torch.compile(torch.nn.Sequential(*layers), fullgraph=True)
+    x = torch.randn(2, 3, 8, 8)
+    with use_kernels("triton"), torch._inductor.config.patch(fx_graph_cache=False):
+        _, codes = run_and_get_code(lambda: compiled(x).sum().backward())
+    calls = [line for code in codes for line in code.splitlines() if "= torch.ops.whitenorm" in line]
+    assert len(calls) == 6
+    views = r"\(reinterpret_tensor\(\w+, \(2, 2, 4, 1, 36\)"
+    assert all(re.search(views, line) for line in calls if "solve" not in line)

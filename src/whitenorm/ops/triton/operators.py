@@ -37,6 +37,9 @@ from whitenorm.ops.types import (
 from whitenorm.solvers.newton import Newton
 
 _LIBRARY = torch.library.Library("whitenorm", "DEF")
+# The kernels take tensors of any strides. Without the second tag, which older versions lack, a compiler copies those
+# that it has laid out anew.
+_TAGS = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "flexible_layout") if hasattr(torch.Tag, name)]
 
 
 def _define(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -44,7 +47,7 @@ def _define(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., An
 
     def define(function: Callable[..., Any]) -> Any:
         name = schema.split("(")[0]
-        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.define(schema, tags=_TAGS)
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"whitenorm::{name}", fake, lib=_LIBRARY)
         return getattr(torch.ops.whitenorm, name).default
