@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from benchmarks import resnet
 from benchmarks.resnet import Norm
 from benchmarks.roofline.cards import Card
-from benchmarks.roofline.prediction import predict_seconds
+from benchmarks.roofline.prediction import gpu_seconds
 from benchmarks.roofline.work import Operation, layer_work
 
 CARDS_PER_MACHINE = 8
@@ -67,14 +67,14 @@ def resnet_row(name: str, card: Card, kernels: str, synchronise: bool) -> dict[s
     synchronized = [operation for operations in count_synchronized(norms, kernels) for operation in operations]
     sent = message_bytes(synchronized)
     others = [operation for operation in synchronized if operation.name != "allreduce_"]
-    extra = predict_seconds(others, card) - predict_seconds(local, card)
+    extra = gpu_seconds(others, card) - gpu_seconds(local, card)
     added = {ranks: extra + sum(all_reduce_seconds(size, ranks) for size in sent) for ranks in RANKS}
     return {
         "collectives": len(sent),
         "operations": len(others) - len(local),
         "operations_ms": extra * 1e3,
         "megabytes": sum(sent) / 1e6,
-        "step_ms": predict_seconds(resnet.step_operations(name, kernels), card) * 1e3,
+        "step_ms": resnet.step_seconds(name, kernels, card) * 1e3,
         "added_ms": {str(ranks): seconds * 1e3 for ranks, seconds in added.items()},
     }
 

@@ -10,7 +10,7 @@ _NETS = {
     "IterNorm, first norm": ("IterNorm L1", None),
     "IterNorm, all 53 norms": ("IterNorm full", "IterNorm"),
     "SW, 7 norms": ("SW^a 7 layers", None),
-    "GW, 17 norms": ("GW S1-B2", None),
+    "GW, 17 norms": ("GW S1-B2", "GW S1-B2"),
     "GW, all 53 norms": ("GW full", "GW"),
 }
 _SHAPE = [64, 64, 32, 32]

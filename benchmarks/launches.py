@@ -1,5 +1,7 @@
 """Count the launches, passes over x and FLOPs of training steps on a GPU, and predict their times.
 
+The host's time is measured, on the machine that runs this; nothing else is.
+
 ``python -m benchmarks.launches`` prints the tables. With ``--write``, it also writes benchmarks/results/launches.json
 and launches.md, the tables of docs/gpu.md and the README's predictions.
 """
@@ -18,7 +20,8 @@ from torch import nn
 from benchmarks import collectives, pages, papers, resnet
 from benchmarks.launch_tables import markdown
 from benchmarks.roofline.cards import CARDS
-from benchmarks.roofline.prediction import predict_seconds
+from benchmarks.roofline.host import measure_host, measure_without_kernels
+from benchmarks.roofline.prediction import gpu_seconds, predict_seconds
 from benchmarks.roofline.work import Work, count_passes, layer_work
 from whitenorm.cli.gpu.cases import CASES, Case
 from whitenorm.cli.gpu.use_kernels import has_triton
@@ -43,13 +46,28 @@ _CARD_OF_RANKS = "A100 80GB"
 
 
 def collect() -> dict[str, Any]:
-    """Count everything and return the results; nothing is timed."""
+    """Count everything, measure the time of the host, and return the results; nothing is timed on a GPU."""
     return {
         "torch": torch.__version__,
+        "host": host_rows(),
         "layers": {name: layer_rows(name, case) for name, case in CASES.items()},
         "resnet50": resnet_rows(),
         "ranks": rank_rows(),
     }
+
+
+def host_rows() -> dict[str, Any]:
+    """Measure the host's time per training step of each layer, on inputs so small that torch computes little."""
+    if not has_triton():
+        return {}
+    rows: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if name in _UNPREDICTABLE:
+            continue
+        seconds, launches = measure_host(case.build_layer(), (8, *case.shape[1:]))
+        rows[name] = {"launches": launches, "ms": seconds * 1e3}
+    rows["BatchNorm"] = {"launches": 0, "ms": measure_without_kernels(nn.BatchNorm2d(64), (2, 64, 2, 2)) * 1e3}
+    return rows
 
 
 def layer_rows(name: str, case: Case) -> dict[str, Any]:
@@ -58,10 +76,12 @@ def layer_rows(name: str, case: Case) -> dict[str, Any]:
     for kernels in _kernels():
         works[kernels] = layer_work(case.build_layer(), case.shape, kernels)
     works["paper"] = layer_work(PAPERS[name](), case.shape)
-    return {key: _row(work, case.shape, name not in _UNPREDICTABLE) for key, work in works.items()}
+    return {
+        key: _row(work, case.shape, name not in _UNPREDICTABLE, int(key == "triton")) for key, work in works.items()
+    }
 
 
-def _row(work: Work, shape: tuple[int, ...], predictable: bool) -> dict[str, Any]:
+def _row(work: Work, shape: tuple[int, ...], predictable: bool, triton_layers: int) -> dict[str, Any]:
     row = {
         "forward": len(work.forward),
         "backward": len(work.backward),
@@ -70,7 +90,10 @@ def _row(work: Work, shape: tuple[int, ...], predictable: bool) -> dict[str, Any
         "gflops": round(work.flops / 1e9, 2),
     }
     if predictable:
-        row["predicted_ms"] = {key: predict_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
+        row["gpu_ms"] = {key: gpu_seconds(work.operations, card) * 1e3 for key, card in CARDS.items()}
+        row["predicted_ms"] = {
+            key: predict_seconds(work.operations, card, triton_layers) * 1e3 for key, card in CARDS.items()
+        }
     return row
 
 
@@ -79,8 +102,9 @@ def resnet_rows() -> list[dict[str, Any]]:
     configurations = [("BatchNorm", "torch"), *[(name, kernels) for name in resnet.WHITENING for kernels in _kernels()]]
     rows = []
     for name, kernels in configurations:
-        operations = resnet.step_operations(resnet.NAMES[name], kernels)
-        predicted = {key: predict_seconds(operations, card) * 1e3 for key, card in CARDS.items()}
+        layer, where = resnet.NAMES[name]
+        operations = resnet.step_operations(layer, kernels, where)
+        predicted = {key: resnet.step_seconds(layer, kernels, card, where) * 1e3 for key, card in CARDS.items()}
         rows.append({"norm": name, "kernels": kernels, "launches": len(operations), "predicted_ms": predicted})
     return rows
 

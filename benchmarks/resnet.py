@@ -12,11 +12,20 @@ from torch import nn
 from torchvision.models import resnet50
 
 import whitenorm
+from benchmarks.roofline.cards import Card
+from benchmarks.roofline.prediction import predict_seconds
 from benchmarks.roofline.work import Operation, layer_work, step_work
 
 BATCH, RESOLUTION, CLASSES = 32, 224, 1000
-WHITENING = ("IterNorm", "SW", "GW")
-NAMES = {"BatchNorm": "bn", "IterNorm": "iternorm", "SW": "sw", "GW": "gw"}
+WHITENING = ("IterNorm", "SW", "GW", "GW S1-B2")
+# Names of the layers, and the norms that they replace.
+NAMES = {
+    "BatchNorm": ("bn", "all"),
+    "IterNorm": ("iternorm", "all"),
+    "SW": ("sw", "all"),
+    "GW": ("gw", "all"),
+    "GW S1-B2": ("gw", "s1-b2"),
+}
 
 
 class Norm(NamedTuple):
@@ -31,21 +40,28 @@ class Norm(NamedTuple):
         return repr(self.layer), self.shape
 
 
-def build_norms(name: str) -> list[Norm]:
+def build_norms(name: str, where: str = "all") -> list[Norm]:
     """Return all 53 norms in order."""
     model = _model()
     if name != "bn":
-        whitenorm.convert_(model, name)
+        whitenorm.convert_(model, name, where=where)
     layers = [model.get_submodule(path) for path, _ in _batch_norms(_model())]
     return [Norm(layer, shape) for layer, shape in zip(layers, _shapes(), strict=True)]
 
 
-def step_operations(name: str, kernels: str) -> list[Operation]:
+def step_operations(name: str, kernels: str, where: str = "all") -> list[Operation]:
     """Return the operations of forward, loss and backward; those of the optimizer are the same for all norms."""
     return [
         *_without_norms(),
-        *[operation for norm in build_norms(name) for operation in norm_operations(norm, kernels)],
+        *[operation for norm in build_norms(name, where) for operation in norm_operations(norm, kernels)],
     ]
+
+
+def step_seconds(name: str, kernels: str, card: Card, where: str = "all") -> float:
+    """Predict the time of a step."""
+    is_triton = kernels == "triton"
+    layers = sum(is_triton and isinstance(norm.layer, whitenorm.Whitening) for norm in build_norms(name, where))
+    return predict_seconds(step_operations(name, kernels, where), card, layers)
 
 
 def norm_operations(norm: Norm, kernels: str) -> tuple[Operation, ...]:

@@ -2,7 +2,7 @@
 
 An operation is a launch: one of torch's operations, or a Triton kernel. Views and allocations are free. Its bytes are
 those of the memory that it reads and writes, each counted once; its FLOPs are those of matrix products and
-convolutions.
+convolutions; of Triton kernels those that run, see :mod:`benchmarks.roofline.products`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from benchmarks.roofline.products import count_flops
 from whitenorm.cli.gpu.use_kernels import use_kernels
 from whitenorm.ops.launches import Launch, record_launches
 
@@ -28,8 +29,6 @@ _OVERWRITE = {"copy_", "fill_", "zero_"}
 _BLOCK = 64
 # Most matrices that torch's solves merge into one.
 _MERGED = 4
-# Parts of the names of the Triton kernels that solve for a matrix in one program.
-_SOLVES = ("solve", "newton_backward")
 
 
 class Operation(NamedTuple):
@@ -83,22 +82,14 @@ def count_operations(run: Callable[[], Any]) -> tuple[Any, tuple[Operation, ...]
         >>> [operation[:3] for operation in operations]
         [('mm', 12288, 131072), ('relu_', 8192, 0)]
     """
-    result, (operations, launches) = _record(run)
-    return result, (*operations, *[_operation(launch) for launch in launches])
+    result, record = _record(run)
+    return result, _operations(record)
 
 
 def layer_work(layer: nn.Module, shape: tuple[int, ...], kernels: str = "torch") -> Work:
-    """Count a training step of a layer on a float32 input of this shape, with the gradients of x and all parameters.
-
-    The number of products in a Triton kernel is not visible, so that torch's products in the same step are distributed
-    over the kernels. Those of small square matrices belong to the solves. Of the others, a kernel has one if it uses
-    one or two tensors of x's size, and two if it uses three.
-    """
+    """Count a training step of a layer on a float32 input of this shape, with the gradients of x and all parameters."""
     forward, backward = _step(layer, shape, kernels)
-    if kernels == "torch":
-        return Work(tuple(forward.operations), tuple(backward.operations))
-    pairs = zip((forward, backward), _step(layer, shape, "torch"), strict=True)
-    return Work(*[_distribute_flops(record, by_torch.operations, math.prod(shape)) for record, by_torch in pairs])
+    return Work(_operations(forward), _operations(backward))
 
 
 def step_work(run: Callable[[], Tensor]) -> Work:
@@ -173,26 +164,12 @@ def _step(layer: nn.Module, shape: tuple[int, ...], kernels: str) -> tuple[_Reco
     return forward, backward
 
 
-def _distribute_flops(record: _Record, by_torch: list[Operation], values: int) -> tuple[Operation, ...]:
-    """Return the operations, with the FLOPs that only torch's kernels show distributed over the Triton launches."""
-    large = [(sum(tensor.numel() == values for tensor in launch.tensors) + 1) // 2 for launch in record.launches]
-    launches = [_operation(launch) for launch in record.launches]
-    solves = [int(any(word in launch.kernel for word in _SOLVES)) for launch in record.launches]
-    shares = {False: large, True: solves if any(solves) else large}
-    for is_small, weights in shares.items():
-        missing = max(0, _sum_flops(by_torch, is_small) - _sum_flops(record.operations, is_small))
-        for i, weight in enumerate(weights):
-            flops = launches[i].flops + missing * weight // max(1, sum(weights))
-            launches[i] = launches[i]._replace(flops=flops)
-    return (*record.operations, *launches)
-
-
-def _sum_flops(operations: Iterable[Operation], is_small: bool) -> int:
-    return sum(operation.flops for operation in operations if (operation.programs > 0) == is_small)
+def _operations(record: _Record) -> tuple[Operation, ...]:
+    return (*record.operations, *[_operation(launch) for launch in record.launches])
 
 
 def _operation(launch: Launch) -> Operation:
-    return Operation(launch.kernel, _sum_bytes(launch.tensors), 0, True, launch.programs)
+    return Operation(launch.kernel, _sum_bytes(launch.tensors), count_flops(launch), True, launch.programs)
 
 
 def _small_blocks(tensors: list[Tensor]) -> int:

@@ -93,8 +93,12 @@ def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast is disabled on the device of a tensor."""
     device = tensor.device.type
     # Older compilers cannot trace is_autocast_available; compiled devices have autocast.
-    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if available else nullcontext()
+    if not torch.compiler.is_compiling() and not (
+        torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    ):
+        # Entering a context takes longer than these checks.
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def smallest(dtype: torch.dtype) -> float:

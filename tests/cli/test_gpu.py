@@ -1,5 +1,6 @@
 """``whitenorm gpu`` and the choice of kernels, with a pretended GPU."""
 
+import json
 import os
 import re
 import subprocess
@@ -96,6 +97,19 @@ sys.exit(main(["gpu"]))
     assert (result.returncode, "expected a CUDA device" in result.stderr) == (1, True), result.stderr
 
 
+def test_the_interpreter_verifies_nothing(gpu_record, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert cli.main(["gpu"]) == 1
+    assert "(got TRITON_INTERPRET=1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """A path for the report, which describes a pretended GPU."""
+    monkeypatch.setattr(command, "describe_machine", lambda device: {"gpu": "NVIDIA A100-SXM4-80GB"})
+    return tmp_path / "report.json"
+
+
 def replace_child_code(monkeypatch, code):
     """Let the child processes run this code."""
     monkeypatch.setattr(check, "build_command", lambda *_: [sys.executable, "-c", code])
@@ -117,22 +131,34 @@ AGREES = f"import json; print('a line of others'); print(json.dumps([{list(Row('
         ("", "exit code 0"),
     ],
 )
-def test_a_check_that_does_not_pass(gpu_record, monkeypatch, capsys, code, words):
+def test_a_check_that_does_not_pass(gpu_record, report, monkeypatch, capsys, code, words):
     verified_gpus.record(CUDA, passed=True)
     replace_child_code(monkeypatch, code)
-    assert cli.main(["gpu", "--limit", "1" if "sleep" in code else "60"]) == 1
+    assert cli.main(["gpu", "--limit", "1" if "sleep" in code else "60", "--report", str(report)]) == 1
     printed = capsys.readouterr().out
     assert words in printed
     assert "Not passed" in printed
+    assert "compute-sanitizer --tool memcheck python -m whitenorm.cli.gpu.agreement cuda:0" in printed
+    values = json.loads(report.read_text())
+    assert not values["passed"]
+    assert any(words in line for line in values["lines"])
+    assert values["seconds"] is None
     assert not verified_gpus.is_verified(CUDA)
 
 
-def test_a_check_that_passes(gpu_record, monkeypatch, capsys):
+def test_a_check_that_passes(gpu_record, report, monkeypatch, capsys):
     replace_child_code(monkeypatch, AGREES)
     monkeypatch.setattr(command, "measure_bandwidth", lambda device: 1.73e11)
     monkeypatch.setattr(command, "measure_step", lambda *_: 1e-3)
-    assert cli.main(["gpu"]) == 0
+    assert cli.main(["gpu", "--report", str(report)]) == 0
     printed = capsys.readouterr().out
+    assert f"All results are in {report}." in printed
+    values = json.loads(report.read_text())
+    assert values["passed"]
+    assert values["rows"][0] == Row("IterNorm", "output", 1e-6, 2e-4)._asdict()
+    assert values["seconds"]["IterNorm"] == {"norm": 1e-3, "torch": 1e-3, "triton": 1e-3}
+    fields = (Path(__file__).parents[2] / "benchmarks" / "results" / "gpu" / "README.md").read_text()
+    assert all(f"| `{field}` |" in fields for field in values)
     assert "float32, contiguous: 1 agree, at most 1.0e-06 off (allowed 2e-04)" in printed
     assert f"recorded in {gpu_record}; undo it with: whitenorm gpu --forget" in printed
     assert "A copy moves 173 GB/s." in printed
@@ -142,19 +168,12 @@ def test_a_check_that_passes(gpu_record, monkeypatch, capsys):
     assert not verified_gpus.is_verified(CUDA)
 
 
-def test_the_command_of_the_child_processes():
-    args = check.build_command(CUDA, "float16", "channels-last")
-    assert args[1:] == [
-        "-m",
-        "whitenorm.cli.gpu.agreement",
-        "cuda:0",
-        "--dtype",
-        "float16",
-        "--layout",
-        "channels-last",
-    ]
+@pytest.mark.parametrize("part", [check.PARTS[0], check.PARTS[-1]], ids=lambda part: part.module.split(".")[-1])
+def test_the_command_of_the_child_processes(part):
+    args = check.build_command(CUDA, part)
+    assert args[1:] == ["-m", part.module, "cuda:0", *part.arguments]
     result = subprocess.run([*args[:3], "--help"], capture_output=True, text=True, check=True)
-    assert "--dtype {float32,bfloat16,float16}" in result.stdout
+    assert all(argument in result.stdout for argument in ("--small", *part.arguments))
 
 
 def test_the_page_names_all_cards_and_cases():

@@ -61,12 +61,12 @@ def test_wrong_results_over_ranks_are_found(monkeypatch):
     assert not fuzz_ranks.compare_all(0, 1, 0, cases=20)[1]
     gradient, moments = whiten.reduce_gradient, whiten.reduce_moments
 
-    def wrong_gradient(local, group):
-        right = gradient(local, group)
+    def wrong_gradient(local, group, messages):
+        right = gradient(local, group, messages)
         return right if group is None else right._replace(offset=1.01 * right.offset)
 
-    def wrong_moments(local, group):
-        right = moments(local, group)
+    def wrong_moments(local, group, messages):
+        right = moments(local, group, messages)
         return right if group is None else right._replace(cov=1.01 * right.cov)
 
     for name, wrong in (("reduce_gradient", wrong_gradient), ("reduce_moments", wrong_moments)):

@@ -11,12 +11,12 @@ import warnings
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import is_forward_mode, is_transformed, may_write_in_place
+from whitenorm._runtime import is_forward_mode, is_tracing, is_transformed, may_write_in_place
 from whitenorm.ops import verified_gpus
 from whitenorm.ops.layout import Layout, is_channels_last
 from whitenorm.ops.native import fused, steps
 from whitenorm.ops.native.library import load_library
-from whitenorm.ops.torch import dual, passes, scaled
+from whitenorm.ops.torch import dual, messages, passes, scaled
 from whitenorm.ops.torch.solve import solve, solve_backward
 from whitenorm.ops.types import FusedKernels, Kernels, Method
 from whitenorm.solvers.base import Solver
@@ -29,10 +29,12 @@ _LARGEST = 1024
 # Dtypes that the C++ and the Triton kernels support.
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-TORCH = Kernels(passes.moments, solve, passes.apply, passes.map_gradients, solve_backward, passes.input_gradient)
+TORCH = Kernels(
+    passes.moments, solve, passes.apply, passes.map_gradients, solve_backward, passes.input_gradient, messages
+)
 # For features of several channels, and for the dual of vectors.
 SCALED = TORCH._replace(apply=scaled.apply, map_gradients=scaled.map_gradients, input_gradient=scaled.input_gradient)
-DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_backward, dual.input_gradient)
+DUAL = Kernels(dual.moments, solve, dual.apply, dual.map_gradients, dual.solve_backward, dual.input_gradient, messages)
 NATIVE = Kernels(
     steps.moments,
     steps.solve,
@@ -40,6 +42,7 @@ NATIVE = Kernels(
     steps.map_gradients,
     steps.solve_backward,
     steps.input_gradient,
+    messages,
     FusedKernels(fused.is_supported, fused.whiten_samples, fused.whiten_samples_backward),
     FusedKernels(fused.is_supported, fused.whiten_batch, fused.whiten_batch_backward),
     handles_strides=True,
@@ -124,8 +127,9 @@ def choose_kernels(
         return _NATIVE_PASSES if _mode == "native" else TORCH
     if not _takes_triton(x):
         return TORCH
+    kernels = _load_operators() if torch.compiler.is_compiling() else _load_triton()
     solved = solver is None or (type(solver) is Newton and features <= _LARGEST_SOLVED)
-    return _load_triton() if solved else _load_triton()._replace(solve=solve, solve_backward=solve_backward)
+    return kernels if solved else kernels._replace(solve=solve, solve_backward=solve_backward)
 
 
 def torch_kernels(layout: Layout) -> Kernels:
@@ -148,7 +152,11 @@ def fused_kernels(kernels: Kernels, layout: Layout, method: Method, shape: torch
 
 def kernels_under_transforms(kernels: Kernels, layout: Layout) -> Kernels:
     """Return the kernels to use now: torch's where autograd records or a transform is active, otherwise the same."""
-    return torch_kernels(layout) if kernels.handles_strides and not may_write_in_place() else kernels
+    if not kernels.handles_strides or may_write_in_place():
+        return kernels
+    if kernels.are_operators and torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        return kernels
+    return torch_kernels(layout)
 
 
 def _takes_native(x: Tensor, features: int, is_per_sample: bool) -> bool:
@@ -157,7 +165,7 @@ def _takes_native(x: Tensor, features: int, is_per_sample: bool) -> bool:
         return False
     if _mode == "auto" and not _is_native_faster(x, features, is_per_sample):
         return False
-    if not _fits_kernels(x) or torch._C._len_torch_dispatch_stack() > 0:
+    if not _fits_kernels(x, is_transformed() or is_forward_mode()) or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return load_library().functions is not None
 
@@ -176,9 +184,9 @@ def _is_native_faster(x: Tensor, features: int, is_per_sample: bool) -> bool:
     return features in (8, x.shape[1]) or (features % 8 == 0 and positions <= 256)
 
 
-def _fits_kernels(x: Tensor) -> bool:
+def _fits_kernels(x: Tensor, is_under_transform: bool) -> bool:
     """Return whether kernels that read memory directly can run now on a tensor."""
-    if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter):
+    if is_under_transform or type(x) not in (Tensor, torch.nn.Parameter):
         return False
     return x.dtype in _KERNEL_DTYPES and x.numel() > 0
 
@@ -187,19 +195,32 @@ def _takes_triton(x: Tensor) -> bool:
     """Return whether Triton's kernels are to be used for a tensor."""
     if _mode == "native" or (_mode == "auto" and not x.is_cuda):
         return False
-    if not _fits_kernels(x):
+    if not _fits_kernels(x, _is_under_transform()):
         return False
     if _mode == "triton":
         # On meta tensors nothing runs; benchmarks count launches with them.
         return x.is_cuda or x.is_meta or os.environ.get("TRITON_INTERPRET") == "1"
-    return _has_triton() and _is_verified(x.device)
+    return _is_verified(x.device)
+
+
+def _is_under_transform() -> bool:
+    """Return whether Triton's kernels cannot be used: an export, a transform or forward mode is active."""
+    if torch.compiler.is_compiling():
+        return is_tracing() or torch._C._are_functorch_transforms_active()
+    return is_transformed() or is_forward_mode()
 
 
 def _is_verified(device: torch.device) -> bool:
+    if not _has_triton():
+        return False
     is_verified = verified_gpus.is_verified(device)
     if not is_verified:
         _suggest_verifying()
     return is_verified
+
+
+# A compiler shall not trace how files are read. torch.compiler.assume_constant_result would import all of it.
+_is_verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -214,7 +235,16 @@ def _suggest_verifying() -> None:
 
 @functools.cache
 def _load_triton() -> Kernels:
-    from whitenorm.ops.triton import apply, input_gradient, map_gradients, moments, per_sample, solve, solve_backward
+    from whitenorm.ops.triton import (
+        apply,
+        input_gradient,
+        map_gradients,
+        messages,
+        moments,
+        per_sample,
+        solve,
+        solve_backward,
+    )
 
     return Kernels(
         moments.moments,
@@ -223,9 +253,30 @@ def _load_triton() -> Kernels:
         map_gradients.map_gradients,
         solve_backward.solve_backward,
         input_gradient.input_gradient,
+        messages,
         FusedKernels(per_sample.is_supported, per_sample.whiten_samples, per_sample.whiten_samples_backward),
         handles_strides=True,
         saves_mixed_cov=True,
+    )
+
+
+def _load_operators() -> Kernels:
+    # Not cached: a compiler traces this once, and warns of caches.
+    from whitenorm.ops.triton import operators
+
+    # For run_into, operators take a layout in place of a tensor to write to.
+    return Kernels(
+        operators.moments,
+        operators.solve,
+        operators.apply,  # type: ignore[arg-type]
+        operators.map_gradients,
+        operators.solve_backward,
+        operators.input_gradient,  # type: ignore[arg-type]
+        messages,
+        operators.samples,
+        handles_strides=True,
+        saves_mixed_cov=True,
+        are_operators=True,
     )
 
 

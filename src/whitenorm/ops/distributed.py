@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -11,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from whitenorm._runtime import apply_function, is_transformed
-from whitenorm.ops.types import AffineGrad, Moments
+from whitenorm._runtime import apply_function
+from whitenorm.ops.torch import messages as torch_messages
+from whitenorm.ops.types import AffineGrad, MessageKernels, Moments
 
 Group = dist.ProcessGroup | None
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def gather_rows(x: Tensor, group: Group) -> tuple[Tensor, slice]:
     return sum_over_ranks(padded, group), slice(start, start + size)
 
 
-def reduce_moments(local: Moments, group: Group) -> Moments:
+def reduce_moments(local: Moments, group: Group, messages: MessageKernels = torch_messages) -> Moments:
     """Return the moments over the batches of all ranks, from those of this rank's batch.
 
     Uncentred moments, weighted by their counts, are summed in float64: the square of an offset of a thousand standard
@@ -98,57 +98,20 @@ def reduce_moments(local: Moments, group: Group) -> Moments:
     """
     if group is None:
         return local
-    mean, cov, num_values = local.mean.double(), local.cov.double(), local.num_values
-    if isinstance(num_values, int) and num_values == 0:
-        mean, cov = torch.zeros_like(mean), torch.zeros_like(cov)
-    second = _upper(torch.addcmul(cov, mean.unsqueeze(-1), mean.unsqueeze(-2)))
-    count, total, upper = _all_reduce((mean.new_ones(1), mean, second), group, num_values)
-    divisor = count.clamp(min=1)
-    mean, upper = total / divisor, upper / divisor
-    cov = torch.addcmul(_from_upper(upper, cov.shape[-1]), mean.unsqueeze(-1), mean.unsqueeze(-2), value=-1)
-    dtype = local.mean.dtype
-    return Moments(mean.to(dtype), cov.to(dtype), count.squeeze().to(dtype))
+    message = messages.pack_moments(local)
+    dist.all_reduce(message, group=group)
+    return messages.unpack_moments(message, local)
 
 
-def reduce_gradient(local: AffineGrad | None, group: Group) -> AffineGrad | None:
+def reduce_gradient(
+    local: AffineGrad | None, group: Group, messages: MessageKernels = torch_messages
+) -> AffineGrad | None:
     """Return the gradient through shared statistics, summed over the ranks and divided by the values of all ranks."""
     if local is None or group is None:
         return local
-    matrix, offset, mean, num_values = local
-    upper, offset, count = _all_reduce((_upper(matrix), offset, _as_tensor(num_values, offset)), group)
-    return AffineGrad(_from_upper(upper, matrix.shape[-1]), offset, mean, count.squeeze().clamp(min=1))
-
-
-def _upper(matrix: Tensor) -> Tensor:
-    """Return the upper triangle of symmetric matrices, which is all that is sent, as ``(..., K(K + 1)/2)``."""
-    return matrix.flatten(-2)[..., _triangle(matrix.shape[-1], matrix.device)[0]]
-
-
-def _from_upper(triangle: Tensor, size: int) -> Tensor:
-    return triangle[..., _triangle(size, triangle.device)[1]]
-
-
-def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the indices of an upper triangle among K·K entries, and of all entries in the triangle.
-
-    Compiled code has its own constants, so that the cache is for eager mode.
-    """
-    return _index_triangle(size, device) if is_transformed() else _cached_triangle(size, device)
-
-
-def _index_triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    row, column = torch.triu_indices(size, size, device=device)
-    place = torch.empty(size, size, dtype=torch.long, device=device)
-    place[row, column] = place[column, row] = torch.arange(len(row), device=device)
-    return row * size + column, place
-
-
-_cached_triangle = functools.cache(_index_triangle)
-
-
-def _as_tensor(count: int | Tensor, like: Tensor) -> Tensor:
-    """Return a count as a tensor ``(1,)``, made by a fill, because a copy from the host would wait for the device."""
-    return count.reshape(1).to(like.dtype) if isinstance(count, Tensor) else like.new_full((1,), count)
+    message = messages.pack_gradient(local)
+    dist.all_reduce(message, group=group)
+    return messages.unpack_gradient(message, local)
 
 
 # The reports of a rank: at a batch or a collective, out of batches, failed to read a batch, failed to process one.
@@ -247,12 +210,3 @@ class Lockstep:
                 f"expected the same number of batches on all ranks (got {self._count} on {ended} of them, and more on "
                 f"{going}); give the same number to all, some of them empty if need be, x[:0]"
             )
-
-
-def _all_reduce(tensors: tuple[Tensor, ...], group: Group, weight: int | Tensor = 1) -> list[Tensor]:
-    """Return the sums over the ranks, with each rank's tensors weighted by a number, by one collective."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    flat = flat if isinstance(weight, int) and weight == 1 else flat * weight
-    dist.all_reduce(flat, group=group)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,11 +13,12 @@ _recorders: list[list[Launch]] = []
 
 
 class Launch(NamedTuple):
-    """A kernel's name, the tensors it reads or writes, and its number of programs."""
+    """A kernel's name, the tensors it reads or writes, its number of programs, and its keyword arguments."""
 
     kernel: str
     tensors: tuple[Tensor, ...]
     programs: int
+    options: dict[str, Any]
 
 
 @contextmanager
@@ -32,8 +33,8 @@ def record_launches() -> Iterator[list[Launch]]:
         _recorders[:] = [other for other in _recorders if other is not launches]
 
 
-def record_launch(kernel: str, arguments: tuple[object, ...], grid: tuple[int, ...]) -> None:
+def record_launch(kernel: str, arguments: tuple[object, ...], grid: tuple[int, ...], options: dict[str, Any]) -> None:
     """Append a launch to every active recorder."""
     for launches in _recorders:
         tensors = tuple(argument for argument in arguments if isinstance(argument, Tensor))
-        launches.append(Launch(kernel, tensors, math.prod(grid)))
+        launches.append(Launch(kernel, tensors, math.prod(grid), options))

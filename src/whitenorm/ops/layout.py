@@ -127,6 +127,9 @@ def run_into(step: Callable[..., Tensor], layout: Layout, like: Tensor, *args: A
     The result is a new tensor, never a view: an autograd function must not return a view, or an in-place activation
     behind the layer fails.
     """
+    if hasattr(step, "allocate"):
+        # An operator, which a compiler must not see write to a tensor.
+        return step(*args, layout, like)
     if not may_write_in_place():
         return layout.join(step(*args, None), like).to(like.dtype, copy=True)
     whole, out = layout.allocate(like)

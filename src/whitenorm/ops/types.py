@@ -227,12 +227,29 @@ class FusedKernels(NamedTuple):
     backward: WhitenBackwardStep
 
 
+class MessageKernels(Protocol):
+    """Pack what ranks add up into one tensor, and unpack their sum; a module of a backend.
+
+    All ranks must send the same message, whatever kernels each uses. That of the moments is in float64: the number of
+    values, the sums ``(G, K)`` of x, and the upper triangles ``(G, K(K + 1)/2)`` of the sums of x·xᵀ. That of the
+    gradients is in their dtype: the upper triangles of the covariance's, the mean's, and the number of values.
+    """
+
+    def pack_moments(self, local: Moments) -> Tensor: ...
+
+    def unpack_moments(self, message: Tensor, local: Moments) -> Moments: ...
+
+    def pack_gradient(self, local: AffineGrad) -> Tensor: ...
+
+    def unpack_gradient(self, message: Tensor, local: AffineGrad) -> AffineGrad: ...
+
+
 class Kernels(NamedTuple):
-    """The six steps of a backend, and its fused kernels for statistics of each sample and of the batch.
+    """The six steps of a backend, those that pack messages between ranks, and its fused kernels for one statistic.
 
     With ``handles_strides`` they take x as it lies in memory; otherwise :mod:`whitenorm.ops.layout` copies it where
     another order is faster. With ``saves_mixed_cov`` the covariance of a mix is saved for backward rather than pooled
-    again.
+    again. With ``are_operators`` a compiler keeps each step as one operation.
     """
 
     moments: MomentsStep
@@ -241,7 +258,9 @@ class Kernels(NamedTuple):
     map_gradients: MapGradientsStep
     solve_backward: SolveBackwardStep
     input_gradient: InputGradientStep
+    messages: MessageKernels
     fused_samples: FusedKernels | None = None
     fused_batch: FusedKernels | None = None
     handles_strides: bool = False
     saves_mixed_cov: bool = False
+    are_operators: bool = False

@@ -5,6 +5,7 @@ Forward: moments of x, solve for the matrix, apply it. Backward: gradients of th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -209,7 +210,7 @@ def _compute_statistics(split: Inputs, plan: Plan, kernels: Kernels) -> Statisti
     if split.mask is not None:
         statistics = rescale_to_valid_count(statistics, split.mask)
     if plan.group is not None and statistics.batch is not None:
-        statistics = statistics._replace(batch=reduce_moments(statistics.batch, plan.group))
+        statistics = statistics._replace(batch=reduce_moments(statistics.batch, plan.group, kernels.messages))
     return statistics
 
 
@@ -248,13 +249,11 @@ def _backward(inputs: Inputs, plan: Plan, saved: Saved, grad: Tensor, needs_x: b
     batch, grad_x = grads.batch, None
     if plan.group is not None:
         # On all ranks, whether or not x needs a gradient on this one, because the others wait for it.
-        batch = reduce_gradient(batch, plan.group)
+        batch = reduce_gradient(batch, plan.group, kernels.messages)
     if needs_x:
         grad_x = run_into(kernels.input_gradient, layout, inputs.x, grad, x, whitening, weight, grads.sample, batch)
         grad_x = grad_x if mask is None else zero_masked(grad_x, mask)
-    grad_weight = None if grads.weight is None else layout.join_parameter(grads.weight)
-    grad_bias = None if grads.bias is None else layout.join_parameter(grads.bias)
-    return [grad_x, grad_weight, grad_bias, *(grads.mixing or (None, None))]
+    return [grad_x, *_join_parameters((grads.weight, grads.bias), layout), *(grads.mixing or (None, None))]
 
 
 def _whiten_differentiably(inputs: Inputs, plan: Plan, running: Running | None = None) -> Tensor:
@@ -305,30 +304,39 @@ class _WhitenFused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, plan, fused, running):  # type: ignore[no-untyped-def]
         layout = plan.layout
-        whole, out = layout.allocate(x)
+        ctx.plan, ctx.fused = plan, fused
         split, *arguments = _kernel_arguments(x, weight, bias, plan)
+        if plan.kernels.are_operators:
+            ctx.save_for_backward(x, weight, bias)
+            return fused.whiten(split, *arguments, layout, x)
+        whole, out = layout.allocate(x)
         saved = fused.whiten(split, *arguments, out)
         if running is not None:
             mean, cov, whitening = saved
             update_running(running, Moments(mean, cov, layout.num_values(split)), whitening)
         ctx.save_for_backward(x, weight, bias, *saved)
-        ctx.plan, ctx.fused = plan, fused
         return layout.finish(whole, out)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight, bias, *saved = ctx.saved_tensors
         layout = ctx.plan.layout
+        arguments = _kernel_arguments(x, weight, bias, ctx.plan)
+        if ctx.plan.kernels.are_operators and not torch.is_grad_enabled():
+            grad_x, *grads = ctx.fused.backward(layout.split(grad), *arguments, layout, x)
+            return grad_x, *_join_parameters(grads, layout), None, None, None
         if not may_write_in_place():
             # Second derivatives, or a batch of gradients under vmap.
             plan = ctx.plan._replace(kernels=torch_kernels(layout))
             with no_autocast(x):
                 return *_backward_differentiably(Inputs(x, weight, bias), plan, grad)[:3], None, None, None
         whole, out = layout.allocate(x)
-        arguments = _kernel_arguments(x, weight, bias, ctx.plan)
         grads = ctx.fused.backward(layout.split(grad), *arguments, tuple(saved), out)
-        grad_weight, grad_bias = [None if tensor is None else layout.join_parameter(tensor) for tensor in grads]
-        return layout.finish(whole, out), grad_weight, grad_bias, None, None, None
+        return layout.finish(whole, out), *_join_parameters(grads, layout), None, None, None
+
+
+def _join_parameters(grads: Iterable[Tensor | None], layout: Layout) -> list[Tensor | None]:
+    return [None if grad is None else layout.join_parameter(grad) for grad in grads]
 
 
 def _kernel_arguments(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Any, ...]:

@@ -59,9 +59,13 @@ def launches():
 @pytest.fixture(params=[False, True], ids=["whole", "split"])
 def split(request, monkeypatch):
     """Whether several programs share a matrix; otherwise there is one program per matrix."""
+    from whitenorm.ops.triton.tiling import plan
+
     if request.param:
         monkeypatch.setattr("whitenorm.ops.triton.tiling.LEAST_TILES", 1)
     else:
         monkeypatch.setattr("whitenorm.ops.triton.tiling.ENOUGH_PROGRAMS", 1)
         monkeypatch.setattr("whitenorm.ops.triton.tiling.MANY_PROGRAMS", 1)
-    return request.param
+    plan.cache_clear()
+    yield request.param
+    plan.cache_clear()

@@ -57,7 +57,7 @@ def test_wrong_numbers_and_kernels_that_did_not_run_are_seen(monkeypatch):
         torch_alone.setattr("whitenorm.ops.dispatch._takes_triton", lambda x: False)
         rows = list(agreement.compare_layers(CPU, torch.float32, "contiguous", small=True))
         assert [row.quantity for row in rows if not row.agrees] == ["kernels of Triton's launched"]
-    real = agreement._step
-    monkeypatch.setattr(agreement, "_step", lambda layer, x, grad: real(layer, x + (x.dtype == torch.float32), grad))
+    real = agreement.run_step
+    monkeypatch.setattr(agreement, "run_step", lambda layer, x, grad: real(layer, x + (x.dtype == torch.float32), grad))
     rows = list(agreement.compare_layers(CPU, torch.float32, "contiguous", small=True))
     assert "running_mean" in {row.quantity for row in rows if not row.agrees}

@@ -21,35 +21,55 @@ _STDERR_LINES = 3
 
 
 class Outcome(NamedTuple):
-    """Whether the kernels passed, and lines that describe the result."""
+    """Whether the kernels passed, lines that describe the result, and all compared quantities."""
 
     passed: bool
     lines: list[str]
+    rows: tuple[Row, ...] = ()
+
+
+class Part(NamedTuple):
+    """A part of the verification: its name, and the module and arguments of its process."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+
+
+PARTS = [
+    *[
+        Part(f"{dtype}, {layout}", "whitenorm.cli.gpu.agreement", ("--dtype", dtype, "--layout", layout))
+        for dtype, layout in itertools.product(DTYPES, LAYOUTS)
+    ],
+    Part("conditions", "whitenorm.cli.gpu.conditions"),
+]
 
 
 def check(device: torch.device, limit: float) -> Outcome:
-    """Compare the kernels for each dtype and layout within ``limit`` seconds.
+    """Run all parts within ``limit`` seconds.
 
     Several run at once, because most of the time is spent compiling.
     """
     deadline = time.monotonic() + limit
-    parts = list(itertools.product(DTYPES, LAYOUTS))
-    with ThreadPoolExecutor(min(len(parts), max(1, (os.cpu_count() or 1) // 2))) as pool:
-        outcomes = list(pool.map(lambda part: _run_part(device, part[0], part[1], deadline, limit), parts))
-    lines = [line for outcome in outcomes for line in outcome.lines]
-    return Outcome(all(outcome.passed for outcome in outcomes), lines)
+    with ThreadPoolExecutor(min(len(PARTS), max(1, (os.cpu_count() or 1) // 2))) as pool:
+        outcomes = list(pool.map(lambda part: _run_part(device, part, deadline, limit), PARTS))
+    return Outcome(
+        all(outcome.passed for outcome in outcomes),
+        [line for outcome in outcomes for line in outcome.lines],
+        tuple([row for outcome in outcomes for row in outcome.rows]),
+    )
 
 
-def build_command(device: torch.device, dtype: str, layout: str) -> list[str]:
-    """Return the command that compares the kernels for one dtype and layout."""
-    return [sys.executable, "-m", "whitenorm.cli.gpu.agreement", str(device), "--dtype", dtype, "--layout", layout]
+def build_command(device: torch.device, part: Part) -> list[str]:
+    """Return the command that runs one part."""
+    return [sys.executable, "-m", part.module, str(device), *part.arguments]
 
 
-def _run_part(device: torch.device, dtype: str, layout: str, deadline: float, limit: float) -> Outcome:
-    name = f"{dtype}, {layout}"
+def _run_part(device: torch.device, part: Part, deadline: float, limit: float) -> Outcome:
+    name = part.name
     try:
         remaining = max(1.0, deadline - time.monotonic())
-        result = subprocess.run(build_command(device, dtype, layout), capture_output=True, text=True, timeout=remaining)
+        result = subprocess.run(build_command(device, part), capture_output=True, text=True, timeout=remaining)
     except subprocess.TimeoutExpired:
         return Outcome(False, [f"{name}: no answer within {limit:.0f} s (the compiler or a kernel hangs, or is slow)"])
     try:
@@ -70,6 +90,7 @@ def _judge(name: str, rows: list[Row]) -> Outcome:
     failed = [row for row in rows if not row.agrees]
     if not rows or failed:
         lines = [f"{row.case}: {row.quantity} is off by {row.error:.1e} (allowed {row.allowed:.0e})" for row in failed]
-        return Outcome(False, lines or [f"{name}: nothing was compared"])
+        return Outcome(False, lines or [f"{name}: nothing was compared"], tuple(rows))
     worst = max(rows, key=lambda row: row.error / row.allowed if row.allowed else 0)
-    return Outcome(True, [f"{name}: {len(rows)} agree, at most {worst.error:.1e} off (allowed {worst.allowed:.0e})"])
+    line = f"{name}: {len(rows)} agree, at most {worst.error:.1e} off (allowed {worst.allowed:.0e})"
+    return Outcome(True, [line], tuple(rows))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from whitenorm._version import __version__
 from whitenorm.cli.gpu.cases import CASES
-from whitenorm.cli.gpu.check import check
+from whitenorm.cli.gpu.check import PARTS, build_command, check
+from whitenorm.cli.gpu.report import Report, describe_machine, write_report
 from whitenorm.cli.gpu.use_kernels import use_kernels
 from whitenorm.ops import verified_gpus
 
@@ -32,6 +35,12 @@ def main(args: list[str]) -> int:
     parser.add_argument(
         "--limit", type=float, default=_LIMIT, help="seconds for the verification (default: %(default)g)"
     )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("whitenorm-gpu.json"),
+        help="file for all results, which you can attach to an issue (default: %(default)s)",
+    )
     parser.add_argument("--forget", action="store_true", help="disable the kernels again on this model of GPU")
     options = parser.parse_args(args)
     device = _find_device(options.device)
@@ -40,10 +49,12 @@ def main(args: list[str]) -> int:
         print(f"From now on, torch's kernels are used on this model of GPU ({path}).")
         return 0
     print(f"{verified_gpus.device_key(device)}\n\nTriton's kernels compared with torch's in float64:", flush=True)
-    if not _verify(device, options.limit):
-        return 1
-    _print_times(device)
-    return 0
+    report = _verify(device, options.limit)
+    if report.passed:
+        report = _measure(device, report)
+    write_report(report, options.report)
+    print(f"\nAll results are in {options.report}.")
+    return 0 if report.passed else 1
 
 
 def _find_device(name: str) -> torch.device:
@@ -61,36 +72,48 @@ def _find_device(name: str) -> torch.device:
             "expected Triton to be installed (got none); it comes with CUDA builds of torch, otherwise: pip install "
             "triton"
         )
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise ValueError(
+            "expected compiled kernels (got TRITON_INTERPRET=1, with which Triton interprets them on the CPU); unset it"
+        )
     return torch.device("cuda", int(index) if index else torch.cuda.current_device())
 
 
-def _verify(device: torch.device, limit: float) -> bool:
-    """Verify the kernels, print and record the outcome, and return whether they passed."""
+def _verify(device: torch.device, limit: float) -> Report:
+    """Verify the kernels, and print and record the outcome."""
     outcome = check(device, limit)
     print("\n".join(f"  {line}" for line in outcome.lines))
     path = verified_gpus.record(device, outcome.passed)
-    if not outcome.passed:
+    if outcome.passed:
+        print(
+            "\nPassed: Triton's kernels are used on this model of GPU from now on. "
+            f"This is recorded in {path}; undo it with: whitenorm gpu --forget"
+        )
+    else:
+        first = " ".join(["python", *build_command(device, PARTS[0])[1:]])
         print(
             f"\nNot passed: torch's kernels remain in use on this model of GPU ({path}). Please report this with the "
-            "lines above."
+            "file below. To locate a fault in memory or between threads, run\n"
+            f"  compute-sanitizer --tool memcheck {first}\n"
+            "and the same with --tool racecheck, initcheck and synccheck."
         )
-        return False
-    print(
-        "\nPassed: Triton's kernels are used on this model of GPU from now on. "
-        f"This is recorded in {path}; undo it with: whitenorm gpu --forget"
-    )
-    return True
+    return Report(outcome.passed, outcome.lines, outcome.rows, describe_machine(device))
 
 
-def _print_times(device: torch.device) -> None:
-    """Measure training steps and print them as a table."""
+def _measure(device: torch.device, report: Report) -> Report:
+    """Measure training steps, print them as a table, and add them to the report."""
     bandwidth = measure_bandwidth(device)
     print(f"\nA copy moves {bandwidth / 1e9:,.0f} GB/s. Training steps in ms:\n")
     print(_format_line("layer", "the norm it replaces", "torch's kernels", "Triton's kernels"))
+    seconds: dict[str, dict[str, float]] = {}
     for name, case in CASES.items():
-        steps = [(case.build_norm, "torch"), (case.build_layer, "torch"), (case.build_layer, "triton")]
-        times = [measure_step(build(), case.shape, kernels, device) for build, kernels in steps]
-        print(_format_line(name, *[f"{seconds * 1e3:.2f}" for seconds in times]), flush=True)
+        steps = {"norm": (case.build_norm, "torch"), "torch": (case.build_layer, "torch")}
+        steps["triton"] = (case.build_layer, "triton")
+        seconds[name] = {
+            key: measure_step(build(), case.shape, kernels, device) for key, (build, kernels) in steps.items()
+        }
+        print(_format_line(name, *[f"{value * 1e3:.2f}" for value in seconds[name].values()]), flush=True)
+    return report._replace(bandwidth=bandwidth, seconds=seconds)
 
 
 def _format_line(*cells: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +18,16 @@ from whitenorm.ops.triton.tiles import (
     store_tile,
     tile_start,
 )
-from whitenorm.ops.triton.tiling import launch, map_options, map_tiling, problem_stride, split_map
+from whitenorm.ops.triton.tiling import (
+    Geometry,
+    geometry,
+    launch,
+    map_options,
+    map_tiling,
+    plan,
+    problem_stride,
+    split_map,
+)
 
 
 def apply(
@@ -30,11 +41,10 @@ def apply(
     """Compute γ·W(x - mean) + β; None means a mean or β of zero, or a γ of one."""
     out = torch.empty_like(x) if out is None else out
     pooled = whitening.shape[0] == 1 and (mean is None or mean.shape[0] == 1)
-    tiles = map_tiling((x, out), pooled, channels=weight is not None or bias is not None)
-    split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
+    grid, arguments = plan(_plan_apply, geometry(x), geometry(out), pooled, weight is not None or bias is not None)
     launch(
         _apply,
-        (split.programs * tiles.matrices, tiles.feature_blocks),
+        grid,
         x,
         x,
         out,
@@ -42,19 +52,28 @@ def apply(
         None if mean is None else mean.contiguous(),
         None if weight is None else weight.contiguous(),
         None if bias is None else bias.contiguous(),
-        matrices=tiles.matrices,
-        tiles=tiles.tiles,
-        chunk=split.chunk,
-        channels_per_feature=x.shape[3],
         whitening_stride=problem_stride(whitening),
         mean_stride=problem_stride(mean),
+        **arguments,
+    )
+    return out
+
+
+def _plan_apply(x: Geometry, out: Geometry, pooled: bool, channels: bool) -> tuple[tuple[int, ...], dict[str, Any]]:
+    tiles = map_tiling((x, out), pooled, channels)
+    split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
+    arguments = {
+        "matrices": tiles.matrices,
+        "tiles": tiles.tiles,
+        "chunk": split.chunk,
+        "channels_per_feature": x.shape[3],
         **tiles.sizes(),
         **tiles.strides(x, "x"),
         **tiles.strides(out, "y"),
         **tiles.blocks(),
-        **map_options(tiles, x),
-    )
-    return out
+        **map_options(tiles, x.device),
+    }
+    return (split.programs * tiles.matrices, tiles.feature_blocks), arguments
 
 
 @triton.jit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,16 @@ from whitenorm.ops.triton.tiles import (
     store_tile,
     tile_start,
 )
-from whitenorm.ops.triton.tiling import launch, map_options, map_tiling, problem_stride, split_map
+from whitenorm.ops.triton.tiling import (
+    Geometry,
+    geometry,
+    launch,
+    map_options,
+    map_tiling,
+    plan,
+    problem_stride,
+    split_map,
+)
 from whitenorm.ops.types import AffineGrad
 
 
@@ -36,11 +47,10 @@ def input_gradient(
     """
     out = torch.empty_like(x) if out is None else out
     pooled = whitening.shape[0] == 1 and sample is None
-    tiles = map_tiling((x, grad, out), pooled, channels=weight is not None)
-    split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
+    grid, arguments = plan(_plan_input_gradient, geometry(grad), geometry(x), geometry(out), pooled, weight is not None)
     launch(
         _input_gradient,
-        (split.programs * tiles.matrices, tiles.feature_blocks),
+        grid,
         x,
         grad,
         x,
@@ -49,21 +59,32 @@ def input_gradient(
         None if weight is None else weight.contiguous(),
         *_affine_arguments(sample),
         *_affine_arguments(batch),
-        matrices=tiles.matrices,
-        tiles=tiles.tiles,
-        chunk=split.chunk,
-        channels_per_feature=x.shape[3],
         whitening_stride=problem_stride(whitening),
+        SAMPLE_COUNT_IS_TENSOR=sample is not None and isinstance(sample.num_values, Tensor),
+        BATCH_COUNT_IS_TENSOR=batch is not None and isinstance(batch.num_values, Tensor),
+        **arguments,
+    )
+    return out
+
+
+def _plan_input_gradient(
+    grad: Geometry, x: Geometry, out: Geometry, pooled: bool, channels: bool
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    tiles = map_tiling((x, grad, out), pooled, channels)
+    split = split_map(tiles.tiles, tiles.matrices * tiles.feature_blocks)
+    arguments = {
+        "matrices": tiles.matrices,
+        "tiles": tiles.tiles,
+        "chunk": split.chunk,
+        "channels_per_feature": x.shape[3],
         **tiles.sizes(),
         **tiles.strides(grad, "grad"),
         **tiles.strides(x, "x"),
         **tiles.strides(out, "dx"),
-        SAMPLE_COUNT_IS_TENSOR=sample is not None and isinstance(sample.num_values, Tensor),
-        BATCH_COUNT_IS_TENSOR=batch is not None and isinstance(batch.num_values, Tensor),
         **tiles.blocks(),
-        **map_options(tiles, x),
-    )
-    return out
+        **map_options(tiles, x.device),
+    }
+    return (split.programs * tiles.matrices, tiles.feature_blocks), arguments
 
 
 def _affine_arguments(grad: AffineGrad | None) -> tuple[Tensor | float | None, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -22,9 +24,13 @@ from whitenorm.ops.triton.tiles import (
 )
 from whitenorm.ops.triton.tiling import (
     BLOCK_COLUMNS,
+    Geometry,
     Split,
     Tiling,
+    cdiv,
+    geometry,
     launch,
+    plan,
     problem_stride,
     split_sums,
     sum_options,
@@ -40,11 +46,18 @@ def map_gradients(
 
     Where a feature has several channels, A is W, and γ and β, if given, have gradients of their own.
     """
+    total, channel_sums = sum_gradients(grad, x, whitening, mean, weight, bias is not None)
+    return split_gradients(total, channel_sums, whitening, bias)
+
+
+def sum_gradients(
+    grad: Tensor, x: Tensor, whitening: Tensor, mean: Tensor, weight: Tensor | None, has_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of A and b in one vector, and the sums of each sample and channel for γ and β."""
     samples, groups, features, channels_per_feature, _ = x.shape
     matrices = whitening.shape[0]
-    has_channels = channels_per_feature > 1 and (weight is not None or bias is not None)
-    tiles = sum_tiling((x, grad), pooled=matrices == 1, channels=has_channels)
-    split = _split_at_channels(tiles)
+    has_channels = channels_per_feature > 1 and (weight is not None or has_bias)
+    tiles, split, grid, arguments = plan(_plan_map_gradients, geometry(grad), geometry(x), matrices == 1, has_channels)
     # Partial sums of each program: the matrices first, then the offsets.
     parts = split.programs * tiles.problems // matrices
     sums = x.new_empty(parts, matrices * groups * features * (features + 1), dtype=torch.float32)
@@ -53,7 +66,7 @@ def map_gradients(
     channel_sums = x.new_empty(shape, dtype=torch.float32) if has_channels else None
     launch(
         _map_gradients,
-        (split.programs * tiles.matrices, tiles.feature_blocks**2),
+        grid,
         x,
         grad,
         x,
@@ -62,21 +75,17 @@ def map_gradients(
         weight.contiguous() if weight is not None and has_weight else None,
         sums,
         channel_sums,
-        matrices=tiles.matrices,
         sums_matrices=matrices * groups,
-        tiles=tiles.tiles,
-        chunk=split.chunk,
-        channels_per_feature=channels_per_feature,
         whitening_stride=problem_stride(whitening),
         mean_stride=problem_stride(mean),
-        **tiles.sizes(),
-        **tiles.strides(grad, "grad"),
-        **tiles.strides(x, "x"),
-        **tiles.blocks(),
-        BLOCK_COLUMNS=BLOCK_COLUMNS,
-        **sum_options(tiles, x),
+        **arguments,
     )
-    total = sums[0] if parts == 1 else sums.sum(0)
+    return sums[0] if parts == 1 else sums.sum(0), channel_sums
+
+
+def split_gradients(total: Tensor, channel_sums: Tensor | None, whitening: Tensor, bias: Tensor | None) -> MapGradients:
+    """Return the results of :func:`sum_gradients` by name."""
+    matrices, groups, features, _ = whitening.shape
     matrix, offset = total.split([matrices * groups * features * features, matrices * groups * features])
     return MapGradients(
         matrix.view(matrices, groups, features, features),
@@ -85,14 +94,34 @@ def map_gradients(
     )
 
 
+def _plan_map_gradients(
+    grad: Geometry, x: Geometry, pooled: bool, channels: bool
+) -> tuple[Tiling, Split, tuple[int, ...], dict[str, Any]]:
+    tiles = sum_tiling((x, grad), pooled, channels)
+    split = _split_at_channels(tiles)
+    arguments = {
+        "matrices": tiles.matrices,
+        "tiles": tiles.tiles,
+        "chunk": split.chunk,
+        "channels_per_feature": x.shape[3],
+        **tiles.sizes(),
+        **tiles.strides(grad, "grad"),
+        **tiles.strides(x, "x"),
+        **tiles.blocks(),
+        "BLOCK_COLUMNS": BLOCK_COLUMNS,
+        **sum_options(tiles, x.device),
+    }
+    return tiles, split, (split.programs * tiles.matrices, tiles.feature_blocks**2), arguments
+
+
 def _split_at_channels(tiles: Tiling) -> Split:
     """Split the sums into chunks of whole channels, so that each sum over a channel stays in one program."""
     split = split_sums(tiles.tiles, tiles.matrices * tiles.feature_blocks**2)
     if split.programs == 1 or tiles.channels == NO_CHANNELS.value:
         return split
     tiles_per_channel = tiles.outer_tiles if tiles.channels == INNER_CHANNELS.value else tiles.inner_tiles
-    chunk = triton.cdiv(split.chunk, tiles_per_channel) * tiles_per_channel
-    return Split(triton.cdiv(tiles.tiles, chunk), chunk)
+    chunk = cdiv(split.chunk, tiles_per_channel) * tiles_per_channel
+    return Split(cdiv(tiles.tiles, chunk), chunk)
 
 
 def _channel_gradients(channel_sums: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

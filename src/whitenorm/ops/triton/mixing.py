@@ -9,16 +9,16 @@ import triton
 import triton.language as tl
 
 from whitenorm.ops.triton.tiles import load_matrix, load_vector
-from whitenorm.ops.types import STATISTICS, Method
+from whitenorm.ops.types import STATISTICS
 
 # Padded number of logits: all statistics fit in, and it is a power of two.
 BLOCK_LOGITS = tl.constexpr(8)
 
 
-def statistic_indices(method: Method) -> dict[str, int]:
+def statistic_indices(statistics: tuple[str, ...]) -> dict[str, int]:
     """Return the index of each statistic's logit, -1 if it has none, as compile-time arguments."""
-    indices = {name: index for index, name in enumerate(method.statistics)}
-    return {name.upper(): indices.get(name, -1) for name in STATISTICS}
+    indices = {name: index for index, name in enumerate(statistics)}
+    return {name.upper(): indices.get(name, -1) for name in STATISTICS} | {"STATISTICS": len(statistics)}
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from whitenorm.ops.triton.mixing import (
 )
 from whitenorm.ops.triton.solve import logit_arguments, moment_arguments
 from whitenorm.ops.triton.tiles import identity, load_matrix, load_vector, store_matrix
-from whitenorm.ops.triton.tiling import block_features, launch
+from whitenorm.ops.triton.tiling import block_features, cdiv, launch, plan
 from whitenorm.ops.types import AffineGrad, Method, Mixing, Statistics
 
 # Rows of a matrix that a program sums over samples, and samples that it loads at a time.
@@ -53,7 +53,7 @@ def mixing_backward(
             cov.new_empty(*shape, features), cov.new_empty(shape), statistics.batch.mean, statistics.batch.num_values
         )
     logits = Mixing(*(part.new_empty(part.shape) for part in mixing))
-    row_blocks = triton.cdiv(features, _ROWS)
+    row_blocks = cdiv(features, _ROWS)
     sample_programs = 0 if sample is None else problems * groups
     batch_programs = 0 if batch is None else groups * row_blocks
     launch(
@@ -73,8 +73,7 @@ def mixing_backward(
         problems=problems,
         groups=groups,
         features=features,
-        **statistic_indices(method),
-        STATISTICS=len(method.statistics),
+        **plan(statistic_indices, method.statistics),
         BLOCK_K=block_features(features),
         BLOCK_ROWS=_ROWS,
         BLOCK_SAMPLES=_SAMPLES,

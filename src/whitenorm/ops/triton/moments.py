@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from whitenorm.ops.triton.tiles import group_offset, is_inside, load_tile, load_vector, store_matrix, tile_start
-from whitenorm.ops.triton.tiling import launch, split_sums, sum_options, sum_tiling
+from whitenorm.ops.triton.tiling import (
+    Geometry,
+    Split,
+    Tiling,
+    cdiv,
+    geometry,
+    launch,
+    next_power_of_2,
+    plan,
+    split_sums,
+    sum_options,
+    sum_tiling,
+)
 from whitenorm.ops.types import Moments, Statistics
 
 # Rows of a covariance that a program combines, and parts that it loads at a time.
@@ -29,32 +43,40 @@ def moments(x: Tensor, sample: bool, batch: bool) -> Statistics:
 
 
 def _moments(x: Tensor, pooled: bool) -> Moments:
-    tiles = sum_tiling((x,), pooled, channels=False)
-    split = split_sums(tiles.tiles, tiles.matrices * tiles.feature_blocks**2)
+    tiles, split, grid, arguments = plan(_plan_moments, geometry(x), pooled)
     shape = (split.programs, tiles.problems, tiles.groups, tiles.features)
     mean = x.new_empty(shape, dtype=torch.float32)
     cov = x.new_empty((*shape, tiles.features), dtype=torch.float32)
     counts = x.new_empty(split.programs, dtype=torch.float32)
     launch(
         _partial_moments,
-        (split.programs * tiles.matrices, tiles.feature_blocks**2),
+        grid,
         x,
         x,
         mean,
         cov,
         counts,
-        matrices=tiles.matrices,
-        tiles=tiles.tiles,
-        chunk=split.chunk,
-        **tiles.sizes(),
-        **tiles.strides(x, "x"),
-        **tiles.blocks(),
-        **sum_options(tiles, x),
+        **arguments,
     )
     num_values = tiles.outer * tiles.inner
     if split.programs == 1:
         return Moments(mean[0], cov[0], num_values)
     return Moments(*_combine(mean, cov, counts), num_values)
+
+
+def _plan_moments(x: Geometry, pooled: bool) -> tuple[Tiling, Split, tuple[int, ...], dict[str, Any]]:
+    tiles = sum_tiling((x,), pooled, channels=False)
+    split = split_sums(tiles.tiles, tiles.matrices * tiles.feature_blocks**2)
+    arguments = {
+        "matrices": tiles.matrices,
+        "tiles": tiles.tiles,
+        "chunk": split.chunk,
+        **tiles.sizes(),
+        **tiles.strides(x, "x"),
+        **tiles.blocks(),
+        **sum_options(tiles, x.device),
+    }
+    return tiles, split, (split.programs * tiles.matrices, tiles.feature_blocks**2), arguments
 
 
 def _combine(mean: Tensor, cov: Tensor, counts: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -67,7 +89,7 @@ def _combine(mean: Tensor, cov: Tensor, counts: Tensor | None) -> tuple[Tensor, 
     combined = torch.empty_like(mean[0]), torch.empty_like(cov[0])
     launch(
         _combine_moments,
-        (problems * groups, triton.cdiv(features, _ROWS)),
+        (problems * groups, cdiv(features, _ROWS)),
         mean,
         mean,
         cov,
@@ -76,9 +98,9 @@ def _combine(mean: Tensor, cov: Tensor, counts: Tensor | None) -> tuple[Tensor, 
         parts=parts,
         matrices=problems * groups,
         features=features,
-        BLOCK_K=triton.next_power_of_2(features),
+        BLOCK_K=next_power_of_2(features),
         BLOCK_ROWS=_ROWS,
-        BLOCK_PARTS=max(1, min(_PARTS, 512 // triton.next_power_of_2(features))),
+        BLOCK_PARTS=max(1, min(_PARTS, 512 // next_power_of_2(features))),
     )
     return combined
 

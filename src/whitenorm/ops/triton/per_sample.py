@@ -19,11 +19,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from whitenorm.ops.triton.per_sample_kernels import differentiate_samples_kernel, whiten_samples_kernel
-from whitenorm.ops.triton.tiling import dot_precision, launch
+from whitenorm.ops.triton.tiling import dot_precision, launch, next_power_of_2
 
 # Fewest rows that matrix units take, which are also the rows per warp, and most with which the iteration stays in
 # registers.
@@ -134,7 +133,8 @@ def whiten_samples_backward(
 
 def _choose_tile(shape: tuple[int, ...]) -> _Tile:
     features, values = shape[2], shape[3] * shape[4]
-    rows, columns = (max(_WARP_ROWS, triton.next_power_of_2(size)) for size in sorted((features, values)))
+    rows = max(_WARP_ROWS, next_power_of_2(min(features, values)))
+    columns = max(_WARP_ROWS, next_power_of_2(max(features, values)))
     return _Tile(rows, columns, values < features)
 
 

@@ -22,7 +22,7 @@ from whitenorm.ops.triton.mixing import (
 )
 from whitenorm.ops.triton.scratch import allocate_scratch, multiply, store_slot
 from whitenorm.ops.triton.tiles import EPSILON, identity, load_matrix, load_scalar, load_vector, store_matrix
-from whitenorm.ops.triton.tiling import launch, solve_options
+from whitenorm.ops.triton.tiling import launch, plan, solve_options
 from whitenorm.ops.types import Method, Mixing, Moments, Running, Solution, Statistics
 from whitenorm.solvers.newton import Newton
 
@@ -61,12 +61,11 @@ def solve(statistics: Statistics, method: Method, mixing: Mixing | None, running
         eps=float(method.eps),
         scale=float(method.scale),
         smallest=smallest(torch.float32),
-        **statistic_indices(method),
-        STATISTICS=len(method.statistics),
+        **plan(statistic_indices, method.statistics),
         RUNNING=running is not None,
         RUNNING_WHITENING=running is not None and running.kind == "whitening" and mixing is None,
         MOMENTUM_IS_TENSOR=running is not None and isinstance(running.momentum, Tensor),
-        **solve_options(features, whitening),
+        **plan(solve_options, features, whitening.device),
     )
     if later is not None and statistics.batch is not None:
         update_running(later, statistics.batch, whitening)

@@ -27,7 +27,7 @@ from whitenorm.ops.triton.scratch import (
 )
 from whitenorm.ops.triton.solve import add_ridge, moment_arguments
 from whitenorm.ops.triton.tiles import identity, load_matrix, load_vector, store_matrix
-from whitenorm.ops.triton.tiling import launch, solve_options
+from whitenorm.ops.triton.tiling import launch, plan, solve_options
 from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Solution, Statistics, StatisticsGrads
 from whitenorm.solvers.newton import Newton
 
@@ -46,13 +46,40 @@ def solve_backward(
     batch_is_constant: bool,
 ) -> StatisticsGrads:
     """Compute the gradients through the statistics, and those of γ, β and the logits."""
-    has_channels = grads.weight is not None or grads.bias is not None
-    # Gradients of γ and β of each problem.
-    vectors = None if has_channels or weight is None else solution.mean.new_empty(2, *solution.mean.shape)
-    inner = None if mixing is None else solution.mean.new_empty(*solution.mean.shape[:2], 2, BLOCK_LOGITS.value)
-    pooled = _newton_backward(
-        grads, solution, statistics, method, None if has_channels else weight, mixing, vectors, inner
+    statistics_grads, vectors = differentiate(
+        grads, solution, statistics, method, scale_of_rows(grads, weight), mixing, batch_is_constant
     )
+    return add_parameters(statistics_grads, grads, vectors, bias)
+
+
+def scale_of_rows(grads: MapGradients, weight: Tensor | None) -> Tensor | None:
+    """Return γ if it multiplies the rows of the matrix, None where it has gradients of its own."""
+    return weight if grads.weight is None and grads.bias is None else None
+
+
+def add_parameters(
+    statistics_grads: StatisticsGrads, grads: MapGradients, vectors: Tensor | None, bias: Tensor | None
+) -> StatisticsGrads:
+    """Add the gradients of γ and β to those of the statistics."""
+    if grads.weight is not None or grads.bias is not None:
+        return statistics_grads._replace(weight=grads.weight, bias=grads.bias)
+    weight, shift = _parameter_gradients(grads.offset, vectors, bias)
+    return statistics_grads._replace(weight=weight, bias=shift)
+
+
+def differentiate(
+    grads: MapGradients,
+    solution: Solution,
+    statistics: Statistics,
+    method: Method,
+    weight: Tensor | None,
+    mixing: Mixing | None,
+    batch_is_constant: bool,
+) -> tuple[StatisticsGrads, Tensor | None]:
+    """Compute the gradients of the statistics and logits, and the sums of each problem ``(2, B, G, K)`` for γ and β."""
+    vectors = None if weight is None else solution.mean.new_empty(2, *solution.mean.shape)
+    inner = None if mixing is None else solution.mean.new_empty(*solution.mean.shape[:2], 2, BLOCK_LOGITS.value)
+    pooled = _newton_backward(grads, solution, statistics, method, weight, mixing, vectors, inner)
     sample, batch, grad_mixing = None, None, None
     if mixing is not None and inner is not None:
         sample, batch, grad_mixing = mixing_backward(pooled, statistics, method, mixing, inner, batch_is_constant)
@@ -60,9 +87,7 @@ def solve_backward(
         sample = AffineGrad(*pooled, statistics.sample.mean, statistics.sample.num_values)
     elif statistics.batch is not None and not batch_is_constant:
         batch = AffineGrad(*pooled, statistics.batch.mean, statistics.batch.num_values)
-    if has_channels:
-        return StatisticsGrads(sample, batch, grads.weight, grads.bias, grad_mixing)
-    return StatisticsGrads(sample, batch, *_parameter_gradients(grads.offset, vectors, bias), grad_mixing)
+    return StatisticsGrads(sample, batch, None, None, grad_mixing), vectors
 
 
 def _parameter_gradients(
@@ -117,9 +142,8 @@ def _newton_backward(
         lost_trace=method.solver._lost_trace,
         smallest=smallest(torch.float32),
         factor=method.scale,
-        **statistic_indices(method),
-        STATISTICS=len(method.statistics),
-        **solve_options(features, matrix),
+        **plan(statistic_indices, method.statistics),
+        **plan(solve_options, features, matrix.device),
     )
     return matrix, offset
 

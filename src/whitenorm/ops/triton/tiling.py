@@ -8,11 +8,11 @@ and β vary within a feature, one of the two indices counts its channels.
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-import triton
 from torch import Tensor
 
 from whitenorm.ops.launches import record_launch
@@ -45,6 +45,31 @@ LARGEST_CHANNEL_BLOCK = 16
 
 # Options of every compilation; Triton's own default is about to change.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
+# Most plans to keep: those of every layer of a large model at several input sizes.
+_MOST_PLANS = 4096
+
+T = TypeVar("T")
+
+# Compiled kernels with their keyword arguments in order, by all that they were compiled for.
+_compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+
+
+class Geometry(NamedTuple):
+    """What a plan needs to know of a tensor."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    device: torch.device
+
+
+def geometry(tensor: Tensor) -> Geometry:
+    return Geometry(tensor.shape, tensor.stride(), tensor.device)
+
+
+@lru_cache(_MOST_PLANS)
+def plan(build: Callable[..., T], *arguments: Hashable) -> T:
+    """Return ``build(*arguments)``, computed once per function and arguments."""
+    return build(*arguments)
 
 
 class Tiling(NamedTuple):
@@ -68,15 +93,15 @@ class Tiling(NamedTuple):
 
     @property
     def feature_blocks(self) -> int:
-        return triton.cdiv(self.features, self.block_features)
+        return cdiv(self.features, self.block_features)
 
     @property
     def outer_tiles(self) -> int:
-        return triton.cdiv(self.outer, self.block_outer)
+        return cdiv(self.outer, self.block_outer)
 
     @property
     def inner_tiles(self) -> int:
-        return triton.cdiv(self.inner, self.block_inner)
+        return cdiv(self.inner, self.block_inner)
 
     @property
     def tiles(self) -> int:
@@ -100,16 +125,16 @@ class Tiling(NamedTuple):
             "CHANNELS": self.channels,
         }
 
-    def strides(self, tensor: Tensor, name: str) -> dict[str, Any]:
+    def strides(self, tensor: Geometry, name: str) -> dict[str, Any]:
         """Return a tensor's strides (problem, group, feature, outer, inner), and what is known when compiling.
 
         The latter is which stride is 1, and a divisor of all others. Triton would compile a kernel anew for a stride
         of 1, so that it is passed as 0, which the kernel does not read.
         """
-        problem, group, feature = (0 if tensor.shape[axis] == 1 else tensor.stride(axis) for axis in range(3))
+        problem, group, feature = (0 if tensor.shape[axis] == 1 else tensor.strides[axis] for axis in range(3))
         problem = 0 if self.problems == 1 else problem
-        outer = 0 if self.outer_axis is None else tensor.stride(self.outer_axis)
-        inner = 0 if self.inner == 1 else tensor.stride(self.inner_axis)
+        outer = 0 if self.outer_axis is None else tensor.strides[self.outer_axis]
+        inner = 0 if self.inner == 1 else tensor.strides[self.inner_axis]
         unit_stride, divisor = NO_UNIT_STRIDE, 1
         if inner == 1:
             unit_stride, inner = POSITION_UNIT_STRIDE, 0
@@ -131,18 +156,18 @@ class Split(NamedTuple):
     chunk: int
 
 
-def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+def sum_tiling(tensors: tuple[Geometry, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that sums over the tensors; see :func:`_tiling`."""
     return _tiling(tensors, pooled, channels, SUM_POSITIONS)
 
 
-def map_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
+def map_tiling(tensors: tuple[Geometry, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that maps the tensors; see :func:`_tiling`."""
     is_largest = block_features(tensors[0].shape[2]) == LARGEST_BLOCK
     return _tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if is_largest else MAP_POSITIONS)
 
 
-def _tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
+def _tiling(tensors: tuple[Geometry, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
     """Plan how to walk through tensors ``[N, G, K, J, P]`` together.
 
     With ``pooled``, all samples are one problem if each feature has one channel. With ``channels``, an index counts the
@@ -153,7 +178,7 @@ def _tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_pos
     channels = channels and channels_per_feature > 1
     position_axes = (3, 4) if channels_per_feature > 1 else (0, 4) if pooled else (4,)
     axes = [axis for axis in position_axes if first.shape[axis] > 1] or [4]
-    if axes == [3, 4] and first.stride(3) < first.stride(4):
+    if axes == [3, 4] and first.strides[3] < first.strides[4]:
         axes = [4, 3]
     inner_axis, outer_axis = axes[-1], axes[0] if len(axes) == 2 else None
     inner, outer = first.shape[inner_axis], 1 if outer_axis is None else first.shape[outer_axis]
@@ -161,7 +186,7 @@ def _tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_pos
         outer_axis, inner, outer = None, inner * outer, 1
     channel_index = NO_CHANNELS if not channels else INNER_CHANNELS if inner_axis == 3 else OUTER_CHANNELS
     most = LARGEST_CHANNEL_BLOCK if channel_index is INNER_CHANNELS and outer > 1 else block_positions
-    block_inner = min(most, triton.next_power_of_2(inner))
+    block_inner = min(most, next_power_of_2(inner))
     # Products need at least 16 positions.
     block_inner, block_outer = (
         (max(16, block_inner), 1) if outer == 1 else (block_inner, block_positions // block_inner)
@@ -181,55 +206,64 @@ def _tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_pos
     )
 
 
-def _can_merge(tensor: Tensor, outer_axis: int, inner_axis: int) -> bool:
+def _can_merge(tensor: Geometry, outer_axis: int, inner_axis: int) -> bool:
     """Return whether the two axes together are equally spaced, as a single axis."""
-    return tensor.stride(outer_axis) == tensor.shape[inner_axis] * tensor.stride(inner_axis)
+    return tensor.strides[outer_axis] == tensor.shape[inner_axis] * tensor.strides[inner_axis]
 
 
 def block_features(features: int) -> int:
-    return max(16, min(LARGEST_BLOCK, triton.next_power_of_2(features)))
+    return max(16, min(LARGEST_BLOCK, next_power_of_2(features)))
 
 
 def split_sums(tiles: int, programs: int) -> Split:
     """Split sums among few programs per problem, because each writes a matrix of partial sums."""
     if programs >= ENOUGH_PROGRAMS:
         return Split(1, tiles)
-    chunk = max(LEAST_TILES, triton.cdiv(tiles * programs, MANY_PROGRAMS))
-    return Split(triton.cdiv(tiles, chunk), chunk)
+    chunk = max(LEAST_TILES, cdiv(tiles * programs, MANY_PROGRAMS))
+    return Split(cdiv(tiles, chunk), chunk)
 
 
 def split_map(tiles: int, programs: int) -> Split:
     """Split a map among many programs per problem, of a few tiles each."""
     chunk = min(MOST_TILES, max(1, tiles * programs // MANY_PROGRAMS))
-    return Split(triton.cdiv(tiles, chunk), chunk)
+    return Split(cdiv(tiles, chunk), chunk)
+
+
+def cdiv(size: int, block: int) -> int:
+    """Return the number of blocks that cover a size."""
+    return -(-size // block)
+
+
+def next_power_of_2(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 def problem_stride(tensor: Tensor | None) -> int:
     """Return the distance between two problems' entries of a contiguous ``(B, G, ...)``, or 0 where all share one."""
-    return 0 if tensor is None or tensor.shape[0] == 1 else tensor[0].numel()
+    return 0 if tensor is None or tensor.shape[0] == 1 else tensor.numel() // tensor.shape[0]
 
 
-def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
+def sum_options(tiles: Tiling, device: torch.device) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that sum over x."""
     warps = 2 if tiles.block_features == 16 else 8
-    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(like, warps)}
+    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(device, warps)}
 
 
-def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
+def map_options(tiles: Tiling, device: torch.device) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that map x."""
     warps = 8 if tiles.block_features == LARGEST_BLOCK else 4
-    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(like, warps)}
+    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(device, warps)}
 
 
-def solve_options(features: int, like: Tensor) -> dict[str, Any]:
+def solve_options(features: int, device: torch.device) -> dict[str, Any]:
     """Return the compile-time arguments of the solves, where a tile is a whole matrix."""
     block = block_features(features)
-    return {"BLOCK_K": block, **_options(like, 8 if block == LARGEST_BLOCK else 4)}
+    return {"BLOCK_K": block, **_options(device, 8 if block == LARGEST_BLOCK else 4)}
 
 
-def _options(like: Tensor, warps: int) -> dict[str, Any]:
+def _options(device: torch.device, warps: int) -> dict[str, Any]:
     # More stages would need more registers than there are.
-    return {"PRECISION": dot_precision(like.device), "num_warps": warps, "num_stages": 1}
+    return {"PRECISION": dot_precision(device), "num_warps": warps, "num_stages": 1}
 
 
 def dot_precision(device: torch.device) -> str:
@@ -243,8 +277,30 @@ def _has_tf32(device: torch.device) -> bool:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
-    """Run a kernel on the device of ``like``, which may not be the current one; on meta, only record the launch."""
-    record_launch(kernel.fn.__name__, arguments, grid)
-    if not like.is_meta:
-        with torch.cuda.device_of(like):
-            kernel[grid](*arguments, **options, **COMPILE_OPTIONS)
+    """Run a kernel on the device of ``like``, which may not be the current one; on meta, only record the launch.
+
+    Triton takes several times as long to find the code that it compiled for some arguments as to launch it. It is
+    therefore kept here, by all that Triton specializes code for: the types, the alignment of pointers, and values.
+    """
+    record_launch(kernel.fn.__name__, arguments, grid, options)
+    if like.is_meta:
+        return
+    key = kernel, like.device, tuple([_specialization(value) for value in arguments]), *options.values()
+    with torch.cuda.device_of(like):
+        known = _compiled.get(key)
+        if known is not None:
+            compiled, rest = known
+            compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+            return
+        compiled = kernel[grid](*arguments, **options, **COMPILE_OPTIONS)
+    # The interpreter compiles nothing. AMD's code also depends on the size of the memory.
+    if compiled is not None and torch.version.hip is None:
+        if len(_compiled) >= _MOST_PLANS:
+            _compiled.clear()
+        _compiled[key] = compiled, tuple([options[name] for name in kernel.arg_names[len(arguments) :]])
+
+
+def _specialization(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    return float if isinstance(value, float) else value
