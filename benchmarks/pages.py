@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, costs, launch_tables, report
+from benchmarks import backends, costs, exact_solvers, launch_tables, report
 from whitenorm_lab.markdown_sections import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -54,9 +54,11 @@ def blocks() -> dict[Path, dict[str, str]]:
         Path("README.md"): {"costs: written by `make bench`": costs.table(full, launches)},
         Path("docs/benchmarks.md"): {
             "reading: written by `make bench`": report.reading(full),
+            "exact solvers": exact_solvers.format_table(load_results("exact_solvers")),
             "backends": backends.format_table(load_results("backends")),
             "benchmark: written by `make bench`": report.markdown(full),
         },
+        Path("docs/numerics.md"): {"minimax": exact_solvers.format_promises()},
         Path("docs/gpu.md"): {name: table(launches) for name, table in launch_tables.TABLES.items()},
     }
 

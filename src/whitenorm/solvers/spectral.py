@@ -36,7 +36,7 @@ class ZCA(Solver):
         True
     """
 
-    def reduce(self, lost_trace: float) -> Solver | None:
+    def reduce(self, eigenvalue: float, multiplicity: int) -> Solver | None:
         return self if type(self) is ZCA else None
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
