@@ -16,6 +16,7 @@ from whitenorm.layers import (
     IterNorm,
     LayerWhitening,
     SwitchableWhitening,
+    Whitener,
     Whitening,
 )
 from whitenorm.models import (
@@ -38,6 +39,7 @@ __all__ = [
     "IterNorm",
     "LayerWhitening",
     "SwitchableWhitening",
+    "Whitener",
     "Whitening",
     "__version__",
     "conversion_of",

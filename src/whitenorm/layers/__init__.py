@@ -4,6 +4,7 @@ from whitenorm.layers.base import PopulationWhitening, Whitening, unchanged_buff
 from whitenorm.layers.batch import BatchWhitening, DecorrelatedBatchNorm, IterNorm
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.layers.switchable import SwitchableWhitening
+from whitenorm.layers.whitener import Whitener
 
 __all__ = [
     "BatchWhitening",
@@ -14,6 +15,7 @@ __all__ = [
     "LayerWhitening",
     "PopulationWhitening",
     "SwitchableWhitening",
+    "Whitener",
     "Whitening",
     "unchanged_buffers",
 ]

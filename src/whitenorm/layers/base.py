@@ -170,17 +170,17 @@ def unchanged_buffers(*modules: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-class _Handle:
+class Handle:
     """Holder of a process group, which belongs to its process: deep copies share it, pickles leave it out."""
 
     def __init__(self, group: Group = None) -> None:
         self.group = group
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Handle:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         return self
 
-    def __reduce__(self) -> tuple[type[_Handle], tuple[()]]:
-        return _Handle, ()
+    def __reduce__(self) -> tuple[type[Handle], tuple[()]]:
+        return Handle, ()
 
 
 class PopulationWhitening(ChannelWhitening):
@@ -208,7 +208,7 @@ class PopulationWhitening(ChannelWhitening):
         dtype: Any = None,
     ) -> None:
         super().__init__(num_features, group_size, solver, eps, affine, bias, device, dtype)
-        self._ranks = _Handle(process_group)
+        self._ranks = Handle(process_group)
         check_momentum(momentum)
         self.momentum = momentum
         self.track_running_stats = track_running_stats
@@ -262,7 +262,7 @@ class PopulationWhitening(ChannelWhitening):
 
     @process_group.setter
     def process_group(self, group: Group) -> None:
-        self._ranks = _Handle(group)
+        self._ranks = Handle(group)
 
     def _population(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the running mean and matrix, or None where they are not tracked."""
