@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, costs, exact_solvers, launch_tables, report
+from benchmarks import backends, costs, exact_solvers, launch_tables, neighbours, report
 from whitenorm_lab.markdown_sections import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +59,7 @@ def blocks() -> dict[Path, dict[str, str]]:
             "benchmark: written by `make bench`": report.markdown(full),
         },
         Path("docs/numerics.md"): {"minimax": exact_solvers.format_promises()},
+        Path("docs/whitener.md"): {"neighbours": neighbours.format_table(load_results("neighbours"))},
         Path("docs/gpu.md"): {name: table(launches) for name, table in launch_tables.TABLES.items()},
     }
 
