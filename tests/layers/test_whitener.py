@@ -179,6 +179,15 @@ def test_casting_keeps_the_moments(dtype):
         assert (whitener(x.float()) - whitener(x)).abs().max() <= 1e-4
 
 
+def test_degenerate_data_is_finite_and_nan_shows():
+    x = torch.cat([make_data(5, 6), torch.ones(5, 6, dtype=FLOAT64)], 1)
+    for solver in SOLVERS:
+        whitener = Whitener(12, solver=solver, eps=0).fit(x)
+        assert whitener(x).isfinite().all()
+        assert whitener.inverse_transform(whitener(x)).isfinite().all()
+        assert Whitener(12, solver=solver).fit(x * torch.nan)(x).isnan().any()
+
+
 def test_traces_and_compiles():
     x = make_data(dtype=torch.float32)
     whitener = Whitener(12).fit(x)

@@ -129,6 +129,26 @@ def test_group_whitening_of_few_values_solves_the_small_side(num_groups, eps):
         assert (actual - expected).abs().max() <= 1e-9 * expected.abs().max()
 
 
+@pytest.mark.parametrize("population", ["whitening", "covariance"])
+def test_layers_compile_export_and_fold(population):
+    """Without an eigendecomposition, in a single graph, also where the matrix is computed in eval mode."""
+    torch.manual_seed(0)
+    layer = whitenorm.BatchWhitening(8, solver="minimax", population=population)
+    x = torch.randn(16, 8, 3, 3)
+    exact, other = copy.deepcopy(layer), copy.deepcopy(layer)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for function, leaf in zip((compiled, exact), inputs, strict=True):
+        (function(leaf) ** 3).sum().backward()
+    assert torch.allclose(inputs[0].grad, inputs[1].grad, atol=1e-4)
+    assert torch.allclose(compiled.eval()(x), exact.eval()(x), atol=1e-5)
+    assert torch.allclose(torch.export.export(other, (x,)).module()(x), copy.deepcopy(other)(x), atol=1e-5)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), exact).eval()
+    expected = model(x)
+    assert torch.allclose(whitenorm.fold_(model)(x), expected, atol=1e-5)
+    assert not isinstance(model[1], whitenorm.Whitening)
+
+
 def test_value_semantics():
     assert Minimax(7) == Minimax() != Minimax(8)
     assert repr(Minimax(8)) == "Minimax(steps=8)"

@@ -161,7 +161,9 @@ class Whitener(LeafModule):
                 f"expected a whitener with covariances {tuple(self.covariance_.shape)} (got "
                 f"{tuple(other.covariance_.shape)}); num_features and group_size must be equal"
             )
-        moments = Moments(*[tensor.to(self.mean_.device) for tensor in other._moments()])
+        mean, cov, num_values = other._moments()
+        device = self.mean_.device
+        moments = Moments(mean.to(device), cov.to(device), torch.as_tensor(num_values, device=device))
         self._set_moments(combine_moments(self._moments(), moments))
         return self
 
@@ -207,7 +209,8 @@ class Whitener(LeafModule):
         weight = torch.block_diag(*self._coloring) if inverse else whitening
         bias = self.mean_ if inverse else -whitening @ self.mean_
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        linear = nn.Linear(*weight.mT.shape, device=weight.device, dtype=dtype)
+        outputs, inputs = weight.shape
+        linear = nn.Linear(inputs, outputs, device=weight.device, dtype=dtype)
         linear.weight.copy_(weight)
         linear.bias.copy_(bias)
         return linear
@@ -223,7 +226,7 @@ class Whitener(LeafModule):
             cov, axes = torch.diag_embed(values[:, :kept]), vectors[..., :kept]
         identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
         whitening = inverse_sqrt(cov + self.eps * identity, self.solver)
-        coloring = torch.linalg.inv(whitening)
+        coloring = torch.linalg.inv_ex(whitening).inverse
         self._whitening.copy_(whitening if axes is None else whitening @ axes.mT)
         self._coloring.copy_(coloring if axes is None else axes @ coloring)
         self._is_stale = False
