@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.roofline.work import count_operations
 from whitenorm.solvers import ZCA, Minimax, Newton, Solver, inverse_sqrt
 from whitenorm_lab.machine import describe_machine
 from whitenorm_lab.timing import time_interleaved
@@ -80,6 +81,27 @@ def measure(size: int, batch: int, rounds: int, budget: float) -> dict[str, Any]
         }
         for solver in SOLVERS
     }
+
+
+def count_launches(solver: Solver) -> dict[str, int]:
+    """Return the kernels that a GPU would be given, forward and backward, counted on the meta device.
+
+    ZCA's decomposition counts as one, but is many launches and waits for the host.
+    """
+    cov = torch.empty(8, 64, 64, device="meta", requires_grad=True)
+    whitening, forward = count_operations(lambda: inverse_sqrt(cov, solver))
+    grad = torch.empty_like(whitening)
+    _, backward = count_operations(lambda: torch.autograd.grad(whitening, cov, grad))
+    return {"forward": len(forward), "backward": len(backward)}
+
+
+def format_launches() -> str:
+    """Return a row for each solver."""
+    lines = ["| solver | kernels forward | kernels backward |", "| --- | ---: | ---: |"]
+    for solver in SOLVERS:
+        counts = count_launches(solver)
+        lines.append(f"| `{solver}` | {counts['forward']} | {counts['backward']} |")
+    return "\n".join(lines)
 
 
 def format_table(results: dict[str, Any]) -> str:

@@ -55,6 +55,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         Path("docs/benchmarks.md"): {
             "reading: written by `make bench`": report.reading(full),
             "exact solvers": exact_solvers.format_table(load_results("exact_solvers")),
+            "exact launches": exact_solvers.format_launches(),
             "backends": backends.format_table(load_results("backends")),
             "benchmark: written by `make bench`": report.markdown(full),
         },

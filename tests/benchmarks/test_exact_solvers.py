@@ -9,4 +9,5 @@ def test_measures_errors_and_times():
     errors = results["sizes"][0]["solvers"]["Minimax(steps=7)"]["errors"]
     assert errors["1e+02"] < 1e-4 < errors["1e+06"]
     assert all(f"`{solver}`" in exact_solvers.format_table(results) for solver in exact_solvers.SOLVERS)
+    assert exact_solvers.count_launches(exact_solvers.Minimax())["forward"] < 60
     assert "| 1e+05 | " in exact_solvers.format_promises()
