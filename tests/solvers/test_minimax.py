@@ -101,6 +101,16 @@ def test_gradients_of_any_number_of_steps(steps):
     assert (actual - symmetric).norm() <= 1e-6 * symmetric.norm()
 
 
+def test_steps_beyond_the_precision():
+    """A thousand, the most that a record may have, find their polynomials at once."""
+    assert len(Minimax(1000).polynomials) == 1000
+    cov = with_spectrum([1e-3, 0.5, 1.0], batch=())
+    assert (inverse_sqrt(cov, Minimax(40)) - reference.zca(cov)).abs().max() <= 1e-6
+    for scale in (1.0, 1e-8):
+        error = inverse_sqrt(scale * cov.float(), Minimax(12)).double() * scale**0.5 - reference.zca(cov)
+        assert error.abs().max() <= 0.05 * reference.zca(cov).abs().max()
+
+
 @pytest.mark.parametrize("steps", [7, 20])
 def test_eigenvalues_that_rounding_made_negative(steps):
     cov = with_spectrum([-2e-6, 0.0, 0.5, 1.0], batch=(2,)).float().requires_grad_()

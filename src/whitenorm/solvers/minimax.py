@@ -118,8 +118,8 @@ class Minimax(ProductSolver):
         return norm.clamp_min(self._floor(cov.dtype))
 
     def _floor(self, dtype: torch.dtype) -> float:
-        """Return the floor of norms, with which eigenvalues at the lower end of the interval reach the smallest."""
-        return smallest(dtype) / _COMPOSITIONS[self.steps][1] ** 2
+        """Return the floor of norms, at which the least eigenvalue that counts is the smallest of all."""
+        return smallest(dtype) / max(_COMPOSITIONS[self.steps][1] ** 2, torch.finfo(dtype).eps)
 
     def _solve(self, ops: Any, cov: Tensor, scale: Tensor) -> Tensor:
         last = self._iterate(ops, cov / scale)[-1]

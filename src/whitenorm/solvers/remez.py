@@ -68,8 +68,8 @@ def compose(lower: float, steps: int) -> tuple[tuple[Coefficients, ...], float]:
 
 def widest_composition(steps: int) -> tuple[tuple[Coefficients, ...], float]:
     """Return the best composition on the widest interval [l, 1] on which its error is float64's rounding, and l."""
-    # Bisection of log l. No slope at 0 is above 9.
-    low, high = -steps * math.log(9), 0.0
+    # Bisection of log l. No slope at 0 is above 9, and eigenvalues below 2^-54 are lost in rounding errors.
+    low, high = max(-steps * math.log(9), -27 * math.log(2)), 0.0
     for _ in range(50):
         middle = (low + high) / 2
         if compose(math.exp(middle), steps)[1] > _ROUNDING:
