@@ -16,6 +16,8 @@ from whitenorm.solvers.remez import Coefficients, evaluate, widest_composition
 # Polynomials and the lower end of their interval by number of steps. A dict, because compilers trace into cached
 # functions.
 _COMPOSITIONS: dict[int, tuple[tuple[Coefficients, ...], float]] = {}
+# The least error that is promised, above the rounding errors of its own evaluation.
+_ROUNDING = 2.0**-50
 # Ridge in units of the dtype's precision.
 _RIDGE = 32
 
@@ -92,14 +94,14 @@ class Minimax(ProductSolver):
         Example::
 
             >>> [f"{Minimax(7).largest_error(condition, 64):.0e}" for condition in (1e4, 1e5, 1e6)]
-            ['2e-16', '1e-03', '5e-01']
+            ['9e-16', '1e-03', '5e-01']
         """
         lower = _COMPOSITIONS[self.steps][1]
         # The norm is at most √K times the largest eigenvalue. Below its interval, the composition increases.
         x = min(lower, (condition * math.sqrt(features)) ** -0.5)
         for polynomial in self.polynomials:
             x = evaluate(polynomial, x)
-        return max(abs(1 - x * x), 2.0**-52)
+        return max(abs(1 - x * x), _ROUNDING)
 
     def reduce(self, eigenvalue: float, multiplicity: int) -> Solver | None:
         if type(self) is not Minimax:
