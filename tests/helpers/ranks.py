@@ -22,7 +22,7 @@ LAYERS = {
     "iternorm": lambda: whitenorm.IterNorm(6, 3),
     "dbn": lambda: whitenorm.DecorrelatedBatchNorm(6, 3),
     "cholesky": lambda: whitenorm.BatchWhitening(6, solver="cholesky", affine=False),
-    "minimax": lambda: whitenorm.BatchWhitening(6, solver="minimax", affine=False),
+    "minimax": lambda: whitenorm.BatchWhitening(6, solver="minimax"),
     "bw-sigma": lambda: whitenorm.BatchWhitening(6, population="covariance", momentum=None),
     "sw": lambda: whitenorm.SwitchableWhitening(6, 3),
     "sw5": lambda: whitenorm.SwitchableWhitening(6, 3, FIVE),
