@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, costs, launch_tables, report
+from benchmarks import backends, costs, exact_solvers, launch_tables, neighbours, report
 from whitenorm_lab.markdown_sections import replace_section
 
 ROOT = Path(__file__).parents[1]
@@ -55,9 +55,13 @@ def blocks() -> dict[Path, dict[str, str]]:
         Path("docs/benchmarks.md"): {
             "costs: written by `make bench`": report.cost_table(full),
             "targets: written by `make bench`": report.target_table(full),
+            "exact solvers": exact_solvers.format_table(load_results("exact_solvers")),
+            "exact launches": exact_solvers.format_launches(),
             "backends": backends.format_table(load_results("backends")),
             "details: written by `make bench`": report.detail_table(full),
         },
+        Path("docs/numerics.md"): {"minimax": exact_solvers.format_promises()},
+        Path("docs/whitener.md"): {"neighbours": neighbours.format_table(load_results("neighbours"))},
         Path("docs/gpu.md"): {name: table(launches) for name, table in launch_tables.TABLES.items()},
     }
 

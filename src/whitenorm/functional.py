@@ -194,7 +194,7 @@ def group_whitening(
         layout = sample_groups(input, num_groups, may_be_dual=False, handles_strides=True)
         plan = Plan(layout, Method(("iw",), solver, eps, uses_sample=True), kernels)
         return _whiten_by_one_statistic(input, plan, weight, bias)
-    reduced = solver.reduce(eps * (num_groups - input.shape[1] // num_groups))
+    reduced = solver.reduce(eps, max(0, num_groups - input.shape[1] // num_groups))
     layout = sample_groups(input, num_groups, may_be_dual=reduced is not None)
     if layout.dual and reduced is not None:
         solver = reduced

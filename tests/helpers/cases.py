@@ -17,7 +17,7 @@ TOLERANCE = {
     torch.bfloat16: 8e-2,
 }
 
-SOLVERS = ["newton", Newton(steps=1), Newton(steps=7), "zca", "pca", "cholesky"]
+SOLVERS = ["newton", Newton(steps=1), Newton(steps=7), "zca", "pca", "cholesky", "minimax"]
 MIX = ("bw", "iw", "bn", "in", "ln")
 
 

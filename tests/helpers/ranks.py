@@ -24,6 +24,7 @@ LAYERS = {
     "iternorm": lambda: whitenorm.IterNorm(6, 3),
     "dbn": lambda: whitenorm.DecorrelatedBatchNorm(6, 3),
     "cholesky": lambda: whitenorm.BatchWhitening(6, solver="cholesky", affine=False),
+    "minimax": lambda: whitenorm.BatchWhitening(6, solver="minimax"),
     "bw-sigma": lambda: whitenorm.BatchWhitening(6, population="covariance", momentum=None),
     "sw": lambda: whitenorm.SwitchableWhitening(6, 3),
     "sw5": lambda: whitenorm.SwitchableWhitening(6, 3, FIVE),
@@ -501,3 +502,19 @@ def all_checks(rank, world):
         recalibration_in_step(rank, world)
         recalibration_with_an_error_in_the_model(rank, world)
         recalibration_with_an_error_and_several_groups(rank, world)
+
+
+def whitener_of_all_ranks(rank, world):
+    """Compare with one process on all data, for different numbers of batches, one rank without any."""
+    x = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 100
+    alone = whitenorm.Whitener(6, 4).fit(x)
+    for parts in ([x[:30].split(7), x[30:].split(10)], [[x], []]):
+        batches = parts[rank] if rank < 2 else []
+        whitener = whitenorm.Whitener(6, 4, process_group=dist.group.WORLD).fit(batches)
+        assert whitener.n_samples_seen_ == 40
+        close(whitener(x), alone(x), "fit")
+    whitener = whitenorm.Whitener(6, 4, process_group=dist.group.WORLD)
+    for start in (0, 20):
+        whitener.partial_fit(x[start : start + 20] if rank == 0 else x[:0])
+    close(whitener(x), alone(x), "partial_fit")
+    assert copy.deepcopy(whitener).process_group is dist.group.WORLD

@@ -36,6 +36,17 @@ def cholesky(cov):
     return torch.linalg.inv(torch.linalg.cholesky(cov))
 
 
+def minimax(cov, polynomials):
+    """Compose polynomials of the norm-normalised covariance: with x² an eigenvalue, x becomes ax + bx³ + cx⁵."""
+    norm = torch.linalg.matrix_norm(cov)
+    y, z = cov / norm, torch.eye(len(cov), dtype=cov.dtype)
+    for a, b, c in polynomials:
+        u = z @ y
+        t = a * torch.eye(len(cov), dtype=cov.dtype) + b * u + c * u @ u
+        y, z = y @ t, t @ z
+    return z / torch.sqrt(norm)
+
+
 def inverse_root(cov):
     """Σ^(-1/2) by Denman and Beavers' iteration: smooth also at repeated eigenvalues, unlike an eigendecomposition."""
     scale = torch.trace(cov) / len(cov)
@@ -51,6 +62,8 @@ def whitening_matrix(cov, solver):
     name = type(solver).__name__
     if name == "Newton":
         return newton(cov, solver.steps)
+    if name == "Minimax":
+        return minimax(cov, solver.polynomials)
     return {"ZCA": zca, "PCA": pca, "Cholesky": cholesky}[name](cov)
 
 

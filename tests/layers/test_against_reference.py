@@ -84,7 +84,7 @@ def test_solvers(name, solver, training):
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("solver", ["newton", Newton(steps=1), Newton(steps=7), "zca"], ids=str)
+@pytest.mark.parametrize("solver", ["newton", Newton(steps=1), Newton(steps=7), "zca", "minimax"], ids=str)
 @pytest.mark.parametrize("name", CHANNEL_LAYERS)
 def test_solvers_in_float32(name, solver, training):
     """Of those whose error float32 does not multiply by the condition number of these inputs."""

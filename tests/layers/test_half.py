@@ -160,7 +160,7 @@ def test_a_checkpoint_in_half_precision_is_loaded_wide_and_with_a_warning(dtype,
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
-@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky", "minimax"])
 def test_inference_after_a_cast_is_that_of_float32(solver, population, dtype):
     layer = whitenorm.BatchWhitening(12, solver=solver, population=population, momentum=1.0, affine=False)
     x = make_ill_conditioned()

@@ -14,7 +14,7 @@ from whitenorm.solvers import ZCA, Newton, inverse_sqrt
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky"]
+ALL_SOLVERS = ["newton", Newton(steps=40), "zca", "pca", "cholesky", "minimax"]
 
 
 def run(layer, x):
@@ -171,7 +171,7 @@ def test_half_layers(name):
     assert layer.eval()(x.to(torch.bfloat16)).isfinite().all()
 
 
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax"])
 @pytest.mark.parametrize("population", ["whitening", "covariance"])
 def test_nan_shows(solver, population):
     """NaN appears in the output, the gradient and the running statistics, as with BatchNorm; nothing raises."""
@@ -199,7 +199,7 @@ def test_empty_batches_pass_at_inference():
     assert whitenorm.LayerWhitening(6, 3)(torch.randn(0, 5, 6)).shape == (0, 5, 6)
 
 
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax"])
 @pytest.mark.parametrize("scale", [1e9, 3e12, 1e15, 1e-9])
 def test_gradients_at_the_ends_of_the_range(solver, scale):
     """Variances from 1e-18 to 1e30, whose power -3/2 is beyond float32's range."""
@@ -211,7 +211,7 @@ def test_gradients_at_the_ends_of_the_range(solver, scale):
         assert (actual - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
-@pytest.mark.parametrize("solver", ["zca", "pca", "newton", "cholesky"])
+@pytest.mark.parametrize("solver", ["zca", "pca", "newton", "cholesky", "minimax"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_matrix_that_is_not_finite_raises_nowhere(solver, bad):
     """Nor in its first or second derivative."""
@@ -265,7 +265,7 @@ def test_only_a_far_mean_is_taken_off_before(offset, monkeypatch):
         assert passes.needs_centring(x, ZCA().solve(cov)[0], mean) == (offset == 1000)
 
 
-@pytest.mark.parametrize("solver", ["newton", "zca"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "minimax"])
 def test_samples_far_from_the_population(solver):
     """The gradient through a sample's covariance is a map around the sample's mean, however far the mixed mean is."""
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ def same_gradients(layer, function, x):
 
 
 @pytest.mark.parametrize("shape", [(9, 6), (4, 6, 5), (4, 6, 3, 5)], ids=str)
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax"])
 def test_groups_of_one_are_batch_norm(solver, shape):
     layer = whitenorm.BatchWhitening(6, 1, solver, dtype=FLOAT64, population="covariance")
     norm = torch.nn.BatchNorm1d(6, dtype=FLOAT64) if len(shape) < 4 else torch.nn.BatchNorm2d(6, dtype=FLOAT64)
@@ -48,7 +48,7 @@ def test_iternorm_and_dbn_of_groups_of_one_are_batch_norm():
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (3, 6, 5), (3, 6, 4, 5), (3, 6, 2, 3, 4)], ids=str)
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax"])
 def test_one_group_is_group_norm(solver, shape):
     layer = randomise(whitenorm.GroupWhitening(1, 6, solver, dtype=FLOAT64))
     x = torch.randn(shape, dtype=FLOAT64)
@@ -109,7 +109,7 @@ def covariance(y):
     return centred @ centred.T / columns.shape[1]
 
 
-@pytest.mark.parametrize("solver", ["zca", "pca", "cholesky", whitenorm.solvers.Newton(30)], ids=str)
+@pytest.mark.parametrize("solver", ["zca", "pca", "cholesky", "minimax", whitenorm.solvers.Newton(30)], ids=str)
 def test_exact_solvers_whiten_each_group(solver):
     torch.manual_seed(0)
     x = (torch.randn(8, 5, 5, 6, dtype=FLOAT64) @ torch.randn(6, 6, dtype=FLOAT64) + 3).movedim(-1, 1)

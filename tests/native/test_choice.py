@@ -90,7 +90,9 @@ def test_eval_mode(calls):
     assert set(calls) == {"wn_apply", "wn_map_gradients"}
 
 
-@pytest.mark.parametrize("solver", ["zca", "cholesky", whitenorm.solvers.Newton(steps.MOST_STEPS + 1)], ids=str)
+@pytest.mark.parametrize(
+    "solver", ["zca", "cholesky", "minimax", whitenorm.solvers.Newton(steps.MOST_STEPS + 1)], ids=str
+)
 def test_other_solvers_between_the_passes(solver, calls):
     layer = whitenorm.BatchWhitening(12, 4, solver)
     compare(lambda: differentiate(layer, make_input()))

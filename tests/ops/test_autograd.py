@@ -17,7 +17,7 @@ from tests.helpers.cases import (
 )
 from whitenorm.diagnostics import inspect
 from whitenorm.ops.torch import passes
-from whitenorm.solvers import Newton, inverse_sqrt, newton
+from whitenorm.solvers import Newton, inverse_sqrt, products
 
 
 def function_of_batches(cov):
@@ -46,7 +46,7 @@ def test_batched_gradients_of_every_layer(name, training):
 
 
 @pytest.mark.parametrize("name", ["bw", "sw5", "gw"])
-@pytest.mark.parametrize("solver", ["newton", Newton(0), "zca", "pca", "cholesky", function_of_batches])
+@pytest.mark.parametrize("solver", ["newton", Newton(0), "zca", "pca", "cholesky", "minimax", function_of_batches])
 def test_vectorized_derivatives_of_every_solver(name, solver):
     layer, x = make(name, solver)
     x = x[:2, ..., :1] if name == "bw" else x[:1]
@@ -80,14 +80,14 @@ def test_batched_gradients_of_large_inputs(name, training, monkeypatch):
     """Which are otherwise taken block by block, and many matrices in chunks."""
     monkeypatch.setattr(passes, "BLOCK_BYTES", 500)
     monkeypatch.setattr(passes, "BUFFER_BYTES", 1)
-    monkeypatch.setattr(newton, "_CHUNK_BYTES", 500)
-    monkeypatch.setattr(newton, "_BUFFER_BYTES", 1)
+    monkeypatch.setattr(products, "_CHUNK_BYTES", 500)
+    monkeypatch.setattr(products, "_BUFFER_BYTES", 1)
     layer, x = make(name, training=training)
     for layout in (torch.clone, channels_last):
         assert_close(jacobian(layer, layout(x), vectorize=True), jacobian(layer, layout(x)), torch.float64)
 
 
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax"])
 def test_batched_gradients_of_matrices(solver):
     cov = torch.diag(torch.tensor([1.0, 2.0, 3.0])).double() + 0.1
     vectorized = jacobian(lambda cov: inverse_sqrt(cov, solver), cov, vectorize=True)
@@ -105,7 +105,7 @@ def gradients(layer, x, second):
 
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", function_of_batches])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax", function_of_batches])
 @pytest.mark.parametrize("name", ["bw", "sw-tied", "gw"])
 def test_gradients_under_saved_tensor_hooks(name, solver, training, second):
     layer, x = make(name, solver, training)

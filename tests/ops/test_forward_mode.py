@@ -99,7 +99,7 @@ def test_jacobians(name, training):
 
 
 # torch's own derivative of eigenvectors' tangents is NaN, so PCA has none in reverse over forward mode.
-@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky", function_of_batches], ids=solver_id)
+@pytest.mark.parametrize("solver", ["newton", "zca", "cholesky", "minimax", function_of_batches], ids=solver_id)
 @pytest.mark.parametrize("name", ["bw", "sw5", "gw"])
 def test_hessians_by_both_modes_in_both_orders(name, solver):
     layer, x, tangent = make(name, solver)

@@ -53,7 +53,7 @@ def test_gradcheck_of_tokens(name, solver):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky"])
+@pytest.mark.parametrize("solver", ["newton", "zca", "pca", "cholesky", "minimax"])
 @pytest.mark.parametrize("name", ["bw-grouped", "bw-sigma", "sw5", "iw", "gw"])
 def test_double_backward(name, solver, training):
     torch.manual_seed(0)

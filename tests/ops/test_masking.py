@@ -10,7 +10,7 @@ from tests.helpers.cases import DEVICES, TOLERANCE, assert_close, batch_layers, 
 from whitenorm.functional import batch_whitening
 
 LAYERS = list(batch_layers(12))
-SOLVERS = ["newton", "zca"]
+SOLVERS = ["newton", "zca", "minimax"]
 
 
 def make_padded(shape=(4, 12, 9), seed=0, dtype=torch.float64, value=float("nan")):

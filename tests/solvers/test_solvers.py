@@ -5,9 +5,9 @@ import torch
 
 from tests.helpers import reference
 from tests.helpers.cases import DEVICES, SOLVERS, TOLERANCE, assert_close
-from whitenorm.solvers import PCA, ZCA, Cholesky, Newton, Solver, as_solver, inverse_sqrt, newton, sqrt
+from whitenorm.solvers import PCA, ZCA, Cholesky, Minimax, Newton, Solver, as_solver, inverse_sqrt, products, sqrt
 
-EXACT = ["zca", "pca", "cholesky", Newton(steps=40)]
+EXACT = ["zca", "pca", "cholesky", Newton(steps=40), Minimax(steps=8)]
 
 
 def with_spectrum(values, seed=0, batch=(2, 3)):
@@ -113,7 +113,7 @@ def test_gradients_to_second_order(solver):
         assert torch.autograd.gradgradcheck(lambda cov, f=function: f(cov, solver), cov)
 
 
-@pytest.mark.parametrize("solver", ["newton", Newton(40), "zca", "cholesky"], ids=str)
+@pytest.mark.parametrize("solver", ["newton", Newton(40), "zca", "cholesky", "minimax"], ids=str)
 def test_gradients_at_repeated_eigenvalues(solver):
     """PCA alone has a true pole there."""
     cov = with_spectrum([1.0, 1.0, 2.0, 2.0], batch=()).requires_grad_()
@@ -213,7 +213,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("solver", ["svd", None, 3, ZCA])
     def test_unknown_solver_lists_the_known_ones(self, solver):
-        with pytest.raises(ValueError, match='"newton", "zca", "pca", "cholesky"'):
+        with pytest.raises(ValueError, match='"newton", "zca", "pca", "cholesky", "minimax"'):
             inverse_sqrt(torch.eye(3), solver)
 
     @pytest.mark.parametrize("steps", [-1, 2.5, True, "5"])
@@ -244,13 +244,13 @@ class TestErrors:
             inverse_sqrt(torch.eye(3), lambda cov: cov[0])
 
 
-@pytest.mark.parametrize("solver", ["newton", Newton(steps=0)], ids=str)
+@pytest.mark.parametrize("solver", ["newton", Newton(steps=0), "minimax"], ids=str)
 def test_many_matrices_are_taken_in_chunks(solver, monkeypatch):
     cov = with_spectrum(SPECTRA["well-conditioned"], batch=(5, 7)).requires_grad_()
     grad = torch.randn_like(cov)
     whole = inverse_sqrt(cov, solver)
     (whole_grad,) = torch.autograd.grad(whole, cov, grad)
-    monkeypatch.setattr(newton, "_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(newton, "_BUFFER_BYTES", 1)
+    monkeypatch.setattr(products, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(products, "_BUFFER_BYTES", 1)
     assert_close(inverse_sqrt(cov, solver), whole, torch.float64)
     assert_close(torch.autograd.grad(inverse_sqrt(cov, solver), cov, grad)[0], whole_grad, torch.float64)

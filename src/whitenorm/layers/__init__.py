@@ -9,6 +9,7 @@ from whitenorm.layers.orthogonal import orthogonal_newton
 from whitenorm.layers.pooling import CovariancePooling
 from whitenorm.layers.sample import GroupWhitening, InstanceWhitening, LayerWhitening
 from whitenorm.layers.switchable import SwitchableWhitening
+from whitenorm.layers.whitener import Whitener
 
 __all__ = [
     "BatchWhitening",
@@ -23,6 +24,7 @@ __all__ = [
     "LayerWhitening",
     "PopulationWhitening",
     "SwitchableWhitening",
+    "Whitener",
     "Whitening",
     "align_concepts_",
     "concept_activations",

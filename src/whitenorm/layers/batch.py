@@ -44,7 +44,7 @@ class BatchWhitening(PopulationWhitening):
     Args:
         num_features: C.
         group_size: channels whitened together; all of them if None or larger than C, otherwise a divisor of C.
-        solver: ``"newton"``, ``"zca"``, ``"pca"``, ``"cholesky"``, a solver object such as ``Newton(steps=7)``, or a
+        solver: ``"newton"``, ``"zca"``, ``"pca"``, ``"cholesky"``, ``"minimax"``, a solver object, or a
             function from covariance ``(..., K, K)`` to whitening matrix.
         eps: added to the diagonal of the covariance.
         momentum: weight of the new batch in the running statistics; None for their cumulative average.

@@ -18,7 +18,7 @@ from whitenorm.layers.domain import Domain
 from whitenorm.models.norms import BATCH_NORM, keeps_population
 from whitenorm.ops.check import check_channels, check_mask
 from whitenorm.ops.distributed import Group, Lockstep, reduce_moments
-from whitenorm.ops.statistics import channel_moments
+from whitenorm.ops.statistics import channel_moments, combine_moments
 from whitenorm.ops.types import Moments
 
 
@@ -100,7 +100,7 @@ def _collect_moments(layers: list[nn.Module], moments: dict[nn.Module, Moments],
             def add_batch(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 batch = _compute_moments(layer, _drop_masked(*args, **kwargs))
                 if batch.num_values:
-                    moments[layer] = _combine(moments[layer], batch) if layer in moments else batch
+                    moments[layer] = combine_moments(moments[layer], batch) if layer in moments else batch
                 # The layer's all-reduce comes next.
                 lockstep.check(_find_process_group(layer))
 
@@ -132,15 +132,6 @@ def _compute_moments(layer: nn.Module, x: Tensor) -> Moments:
     check_floating("input", x)
     mean, cov, _ = channel_moments(x.double(), size)
     return Moments(mean, cov, x.numel() // x.shape[1])
-
-
-def _combine(a: Moments, b: Moments) -> Moments:
-    """Return the moments of two sets of values together."""
-    num_values = a.num_values + b.num_values
-    share = b.num_values / num_values
-    step = b.mean - a.mean
-    between = share * (1 - share) * step.unsqueeze(-1) * step.unsqueeze(-2)
-    return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, num_values)
 
 
 def _find_process_group(layer: nn.Module) -> Group:

@@ -34,11 +34,12 @@ from whitenorm.solvers import as_solver
 RECORD_KEY = "whitenorm"
 # The container of a layer that is followed by a fused activation, or by the linear layer whose input it whitens.
 _CONTAINERS: dict[str, type[nn.Module]] = {"activated": Activated, "before": Decorrelated}
-_BASES = ("Whitening", "PopulationWhitening")
+# Base classes, and a layer that replaces no norm.
+_NO_NORMS = ("Whitening", "PopulationWhitening")
 _LAYERS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (*(getattr(layers, name) for name in layers.__all__), LayerWhitening2d)
-    if isinstance(kind, type) and issubclass(kind, Whitening) and kind.__name__ not in _BASES
+    if isinstance(kind, type) and issubclass(kind, Whitening) and kind.__name__ not in _NO_NORMS
 }
 _NOT_RECORDED = ("process_group", "device", "dtype")
 _SIZES = ("num_features", "num_channels", "normalized_shape")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from whitenorm.ops.layout import channel_groups
@@ -22,3 +23,20 @@ def channel_moments(x: Tensor, group_size: int, pooled: bool = True) -> Moments:
     result = statistics.batch if pooled else statistics.sample
     assert result is not None
     return result
+
+
+def combine_moments(a: Moments, b: Moments) -> Moments:
+    """Return the moments of two sets of values together; one of them may be empty, with zero moments.
+
+    Example::
+
+        >>> x = torch.randn(10, 4, dtype=torch.float64)
+        >>> parts = [channel_moments(part, group_size=2) for part in (x[:3], x[3:])]
+        >>> torch.allclose(combine_moments(*parts).cov, channel_moments(x, group_size=2).cov)
+        True
+    """
+    num_values = a.num_values + b.num_values
+    share = b.num_values / (num_values.clamp(min=1) if isinstance(num_values, Tensor) else max(num_values, 1))
+    step = b.mean - a.mean
+    between = share * (1 - share) * step.unsqueeze(-1) * step.unsqueeze(-2)
+    return Moments(a.mean + share * step, torch.lerp(a.cov, b.cov, share) + between, num_values)

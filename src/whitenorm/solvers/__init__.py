@@ -1,4 +1,4 @@
-"""Whitening matrix from covariance: Newton's iteration, ZCA, PCA and Cholesky, batched over ``(..., K, K)``."""
+"""Whitening matrix from covariance: Newton's iteration, ZCA, PCA, Cholesky and Minimax, on ``(..., K, K)``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from torch import Tensor
 from whitenorm._runtime import apply_function, check_floating, compute_dtype, is_forward_mode, no_autocast
 from whitenorm.solvers.base import Custom, InverseSqrt, Solver, symmetric
 from whitenorm.solvers.cholesky import Cholesky
+from whitenorm.solvers.minimax import Minimax
 from whitenorm.solvers.newton import Newton
 from whitenorm.solvers.spectral import PCA, ZCA
 
-__all__ = ["PCA", "ZCA", "Cholesky", "Newton", "Solver", "as_solver", "inverse_sqrt", "sqrt"]
+__all__ = ["PCA", "ZCA", "Cholesky", "Minimax", "Newton", "Solver", "as_solver", "inverse_sqrt", "sqrt"]
 
 SolverLike = str | Solver | Callable[[Tensor], Tensor]
 
-_NAMES: dict[str, type[Solver]] = {"newton": Newton, "zca": ZCA, "pca": PCA, "cholesky": Cholesky}
+_NAMES: dict[str, type[Solver]] = {
+    "newton": Newton,
+    "zca": ZCA,
+    "pca": PCA,
+    "cholesky": Cholesky,
+    "minimax": Minimax,
+}
 
 
 def as_solver(solver: SolverLike) -> Solver:
@@ -48,7 +55,7 @@ def inverse_sqrt(cov: Tensor, solver: SolverLike = "newton") -> Tensor:
 
     Args:
         cov: symmetric positive semi-definite matrices ``(..., K, K)``.
-        solver: ``"newton"``, ``"zca"``, ``"pca"``, ``"cholesky"``, a solver object, or a function.
+        solver: ``"newton"``, ``"zca"``, ``"pca"``, ``"cholesky"``, ``"minimax"``, a solver object, or a function.
 
     Example::
 

@@ -46,10 +46,10 @@ class Solver(ABC):
         """Return the whitening matrix by operations that autograd can differentiate to any order and in any mode."""
         return self.solve(cov)[0]
 
-    def reduce(self, lost_trace: float) -> Solver | None:
+    def reduce(self, eigenvalue: float, multiplicity: int) -> Solver | None:
         """Return a solver that gives the same function of the spectrum for a reduced covariance, or None.
 
-        Equal eigenvalues that add up to ``lost_trace`` are missing from a reduced covariance. None means that the
+        A reduced covariance lacks an ``eigenvalue`` that the whole one has ``multiplicity`` times. None means that the
         solver's matrix is no function of the spectrum.
         """
         return None

@@ -7,16 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whitenorm._runtime import may_write_in_place, smallest
+from whitenorm._runtime import smallest
 from whitenorm.solvers.base import Solver
-
-# On a CPU, batches of matrices are cut into chunks of this size, which stay in the cache through all steps.
-_CHUNK_BYTES = 2**19
-# Smaller results are allocated anew: it takes less time than looking for a buffer.
-_BUFFER_BYTES = 2**17
+from whitenorm.solvers.products import ProductSolver
 
 
-class Newton(Solver):
+class Newton(ProductSolver):
     r"""Whitening by ``steps`` Newton iterations on the trace-normalized covariance (IterNorm, algorithm 1).
 
     .. math:: \Sigma_N = \Sigma / \operatorname{tr}\Sigma, \qquad P_0 = I, \qquad
@@ -43,111 +39,50 @@ class Newton(Solver):
     """
 
     _lost_trace = 0.0
+    # A step of the derivative has seven square results, each last needed in the next step.
+    _square_buffers = 8
 
     def __init__(self, steps: int = 5) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise ValueError(f"expected steps to be a whole number of at least 0 (got {steps!r}); the paper uses 5")
         self.steps = steps
 
-    def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        matrices = cov.reshape(-1, *cov.shape[-2:])
-        trace = self._trace(matrices)
-        if _fits_cache(matrices):
-            return self._solve(torch, matrices, trace).reshape(cov.shape), (trace,)
-        ops, length = _BufferedOps(), _chunk_length(matrices)
-        chunks = zip(matrices.split(length), trace.split(length), strict=True)
-        return torch.cat([self._solve(ops, *chunk) for chunk in chunks]).reshape(cov.shape), (trace,)
-
-    def backward(self, grad: Tensor, cov: Tensor, whitening: Tensor, residuals: tuple[Tensor, ...]) -> Tensor:
-        shape = (-1, *cov.shape[-2:])
-        matrices = grad.reshape(shape), cov.reshape(shape), whitening.reshape(shape)
-        # Other backends return no residuals.
-        trace = residuals[0] if residuals else self._trace(matrices[1])
-        if _fits_cache(matrices[1]):
-            return self._backward(torch, *matrices, trace).reshape(cov.shape)
-        ops, length = _BufferedOps(), _chunk_length(matrices[1])
-        chunks = zip(*[tensor.split(length) for tensor in (*matrices, trace)], strict=True)
-        return torch.cat([self._backward(ops, *chunk) for chunk in chunks]).reshape(cov.shape)
-
-    def reduce(self, lost_trace: float) -> Solver | None:
+    def reduce(self, eigenvalue: float, multiplicity: int) -> Solver | None:
         if type(self) is not Newton:
             return None  # A subclass may solve for something else.
         solver = Newton(self.steps)
-        solver._lost_trace = lost_trace
+        solver._lost_trace = eigenvalue * multiplicity
         return solver
 
-    def _solve(self, ops: Any, cov: Tensor, trace: Tensor) -> Tensor:
+    def _scale(self, cov: Tensor) -> Tensor:
+        """Return the traces as ``(B, 1, 1)``."""
+        trace = cov.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        return (trace + self._lost_trace if self._lost_trace else trace).clamp_min(smallest(cov.dtype))
+
+    def _solve(self, ops: Any, cov: Tensor, scale: Tensor) -> Tensor:
         identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
         if self.steps == 0:
-            return identity * trace.rsqrt()
-        y, z = _normalize(cov, trace, identity), None
+            return identity * scale.rsqrt()
+        y, z = _normalize(cov, scale, identity), None
         t = torch.lerp(y, identity, 1.5)  # (3I - Y) / 2
         for _ in range(1, self.steps):
             z = t if z is None else ops.bmm(t, z)
             y = ops.bmm(y, t)
             t = ops.baddbmm(identity, z, y, beta=1.5, alpha=-0.5)
         z = t if z is None else ops.bmm(t, z)
-        return z * trace.rsqrt()
+        return z * scale.rsqrt()
 
-    def _backward(self, ops: Any, grad: Tensor, cov: Tensor, whitening: Tensor, trace: Tensor) -> Tensor:
+    def _backward(self, ops: Any, grad: Tensor, cov: Tensor, whitening: Tensor, scale: Tensor) -> Tensor:
         identity = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
         if self.steps == 0:
-            return identity * (-0.5 * (grad * whitening).sum((-2, -1), keepdim=True) / trace)
-        start = _normalize(cov, trace, identity)
+            return identity * (-0.5 * (grad * whitening).sum((-2, -1), keepdim=True) / scale)
+        start = _normalize(cov, scale, identity)
         # Divided by the trace to the power 1/2 here and 1 below: to the power 3/2 it leaves float32's range.
-        half = _differentiate(ops, start, (grad + grad.mT) * (-0.125 * trace.rsqrt()), identity, self.steps)
+        half = _differentiate(ops, start, (grad + grad.mT) * (-0.125 * scale.rsqrt()), identity, self.steps)
         derivative = half + half.mT
         products = torch.addcmul(derivative * start, grad, whitening, value=0.5)
         through_trace = products.sum((-2, -1), keepdim=True)
-        return torch.addcmul(derivative, through_trace, identity, value=-1) / trace
-
-    def _trace(self, cov: Tensor) -> Tensor:
-        """Return the traces as ``(B, 1, 1)``."""
-        trace = cov.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        return (trace + self._lost_trace if self._lost_trace else trace).clamp_min(smallest(cov.dtype))
-
-
-class _BufferedOps:
-    """Functions of torch that write their results into a few buffers in turn, which are overwritten when all are used.
-
-    On a CPU, fresh memory costs more than the arithmetic on matrices that fit the cache.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
-
-    def _buffer(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        if rows.nbytes < _BUFFER_BYTES:
-            return None
-        shape = (*rows.shape[:-1], columns.shape[-1])
-        buffers = self._buffers.setdefault(shape, [])
-        # A step of the iteration has seven square results, each last needed in the next step, and one of Z and dZ.
-        if len(buffers) < (8 if shape[-1] == shape[-2] else 2):
-            buffers.append(rows.new_empty(shape))
-        else:
-            buffers.append(buffers.pop(0))
-        return buffers[-1]
-
-    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.bmm(a, b, out=self._buffer(a, b))
-
-    def baddbmm(self, start: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float) -> Tensor:
-        return torch.baddbmm(start, a, b, beta=beta, alpha=alpha, out=self._buffer(a, b))
-
-    def add(self, a: Tensor, b: Tensor, *, alpha: float = 1) -> Tensor:
-        return torch.add(a, b, alpha=alpha, out=self._buffer(a, a))
-
-    def lerp(self, a: Tensor, b: Tensor, weight: float) -> Tensor:
-        return torch.lerp(a, b, weight, out=self._buffer(a, a))
-
-
-def _fits_cache(matrices: Tensor) -> bool:
-    """Return whether a batch is solved in one piece: on GPUs and under transforms always, on CPUs if it is small."""
-    return not may_write_in_place() or matrices.device.type != "cpu" or matrices.nbytes <= _CHUNK_BYTES
-
-
-def _chunk_length(matrices: Tensor) -> int:
-    return max(1, len(matrices) * _CHUNK_BYTES // matrices.nbytes)
+        return torch.addcmul(derivative, through_trace, identity, value=-1) / scale
 
 
 def _normalize(cov: Tensor, trace: Tensor, identity: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class ZCA(Solver):
         True
     """
 
-    def reduce(self, lost_trace: float) -> Solver | None:
+    def reduce(self, eigenvalue: float, multiplicity: int) -> Solver | None:
         return self if type(self) is ZCA else None
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -66,7 +66,7 @@ class PCA(Solver):
 
     def solve(self, cov: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         scale = _find_scale(cov)
-        values, vectors = _eigh_descending(cov / scale)
+        values, vectors = eigh_descending(cov / scale)
         whitening = _raise_to_floor(values).rsqrt()[..., None] * vectors.mT / scale.sqrt()
         return whitening, (values, vectors, scale)
 
@@ -205,7 +205,7 @@ def _eigh(cov: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite, values, torch.nan), vectors
 
 
-def _eigh_descending(cov: Tensor) -> tuple[Tensor, Tensor]:
+def eigh_descending(cov: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, largest first, and eigenvectors whose first entry is not negative."""
     values, vectors = [tensor.flip(-1) for tensor in _eigh(cov)]
     return values, vectors * torch.where(vectors[..., :1, :] < 0, -1, 1)

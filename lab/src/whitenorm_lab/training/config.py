@@ -25,7 +25,7 @@ class NormOptions:
     newton_steps: int | None = None
     """Newton iterations T of IterNorm; 5 by default."""
     solver: str | None = None
-    """newton, zca, pca or cholesky; by default the method's own."""
+    """newton, zca, pca, cholesky or minimax; by default the method's own."""
     eps: float | None = None
     """The norm's ε; by default its own."""
     affine: bool = True
