@@ -37,6 +37,7 @@ from whitenorm.ops.triton import (
     per_sample,
     solve,
     solve_backward,
+    tiling,
 )
 from whitenorm.ops.triton.tiling import COMPILE_OPTIONS
 from whitenorm.ops.types import STATISTICS
@@ -58,18 +59,22 @@ LAYERS = {
 
 
 class Card(NamedTuple):
-    """A target, its shared memory for one block in bytes, and how it multiplies float32."""
+    """A target, and its shared memory for one block in bytes."""
 
     target: GPUTarget
     shared: int
-    precision: str
 
 
 CARDS = {
-    "sm_80": Card(GPUTarget("cuda", 80, 32), 163 * 1024, "tf32x3"),
-    "sm_90": Card(GPUTarget("cuda", 90, 32), 227 * 1024, "tf32x3"),
-    "sm_100": Card(GPUTarget("cuda", 100, 32), 227 * 1024, "tf32x3"),
-    "gfx942": Card(GPUTarget("hip", "gfx942", 64), 64 * 1024, "ieee"),
+    "sm_75": Card(GPUTarget("cuda", 75, 32), 64 * 1024),
+    "sm_80": Card(GPUTarget("cuda", 80, 32), 163 * 1024),
+    "sm_89": Card(GPUTarget("cuda", 89, 32), 99 * 1024),
+    "sm_90": Card(GPUTarget("cuda", 90, 32), 227 * 1024),
+    "sm_100": Card(GPUTarget("cuda", 100, 32), 227 * 1024),
+    "sm_120": Card(GPUTarget("cuda", 120, 32), 99 * 1024),
+    "gfx90a": Card(GPUTarget("hip", "gfx90a", 64), 64 * 1024),
+    "gfx942": Card(GPUTarget("hip", "gfx942", 64), 64 * 1024),
+    "gfx1100": Card(GPUTarget("hip", "gfx1100", 32), 64 * 1024),
 }
 
 
@@ -132,8 +137,7 @@ def collect_launches(features: tuple[int, ...], dtypes: tuple[torch.dtype, ...] 
         for dtype in dtypes:
             for layer in LAYERS:
                 for launch in record_step(layer, size, dtype):
-                    key = repr((launch.name, signature(launch), constants(launch), launch.options))
-                    launches.setdefault(key, launch)
+                    launches.setdefault(identify(launch), launch)
     return list(launches.values())
 
 
@@ -145,14 +149,26 @@ def record_step(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
     x = torch.empty(n, channels, *positions, dtype=dtype, device="meta", requires_grad=True)
 
     def record(kernel: Any, grid: tuple[int, ...], like: Tensor, *positional: Any, **named: Any) -> None:
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
-        arguments = dict(zip(kernel.arg_names, positional, strict=False)) | named
-        launches.append(Launch(layer, size, dtype, kernel, arguments, options))
+        launches.append(bind(layer, size, like, kernel, positional, named))
 
     with replace_launch(record):
         y = make(size).to("meta")(x)
         y.backward(torch.empty_like(y))
     return launches
+
+
+def bind(
+    layer: str, size: int, like: Tensor, kernel: Any, positional: tuple[Any, ...], named: dict[str, Any]
+) -> Launch:
+    """Return a launch with its arguments by name, apart from the options of its compilation."""
+    options = {name: named[name] for name in ("num_warps", "num_stages") if name in named}
+    arguments = dict(zip(kernel.arg_names, positional, strict=False)) | named
+    return Launch(layer, size, like.dtype, kernel, arguments, options)
+
+
+def identify(launch: Launch) -> str:
+    """Return a key that two launches share if they run the same compiled code."""
+    return repr((launch.name, signature(launch), specializations(launch), launch.options))
 
 
 @contextlib.contextmanager
@@ -177,6 +193,9 @@ def constants(launch: Launch) -> dict[str, Any]:
     return {name: launch.arguments[name] for name, type_ in signature(launch).items() if type_ == "constexpr"}
 
 
+_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
+
+
 def type_name(value: Any) -> Any:
     """Return the type of an argument in a kernel's signature, as Triton chooses it when launching."""
     if value is None:
@@ -184,22 +203,38 @@ def type_name(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple("constexpr" if element == 1 else type_name(element) for element in value)
     if isinstance(value, Tensor):
-        return {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}[value.dtype]
+        return _POINTERS[value.dtype]
     return "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
 
 
-def build_source(launch: Launch, precision: str) -> ASTSource:
-    """Return the source to compile, specialised as when launching: to aligned pointers, and to the values of tuples."""
-    types, values = signature(launch), constants(launch)
-    if "PRECISION" in values:
-        values["PRECISION"] = precision
-    aligned = [(i,) for i, type_ in enumerate(types.values()) if str(type_).startswith("*")]
-    for i, name in enumerate(types):
-        argument = launch.arguments.get(name)
+def specializations(launch: Launch) -> tuple[dict[Any, Any], list[tuple[int, ...]]]:
+    """Return what is known when compiling: constants, and arguments that are multiples of 16 (addresses, in bytes)."""
+    values: dict[Any, Any] = dict(constants(launch))
+    aligned: list[tuple[int, ...]] = []
+    for i, param in enumerate(launch.kernel.params):
+        argument = launch.arguments.get(param.name)
+        if isinstance(argument, Tensor) and argument.storage_offset() * argument.element_size() % 16 == 0:
+            aligned.append((i,))
         if isinstance(argument, tuple):
             values |= {(i, j): 1 for j, element in enumerate(argument) if element == 1}
             aligned += [(i, j) for j, element in enumerate(argument) if element % 16 == 0]
-    return ASTSource(launch.kernel, types, values, {path: [["tt.divisibility", 16]] for path in aligned})
+    return values, aligned
+
+
+def build_source(launch: Launch, card: Card) -> ASTSource:
+    """Return the source to compile, specialised as when launching on the card."""
+    values, aligned = specializations(launch)
+    if "PRECISION" in values:
+        values["PRECISION"] = choose_precision(card, launch.dtype)
+    attributes = {path: [["tt.divisibility", 16]] for path in aligned}
+    return ASTSource(launch.kernel, signature(launch), values, attributes)
+
+
+def choose_precision(card: Card, dtype: torch.dtype) -> str:
+    """Return the precision of products that :func:`dot_precision` chooses on the card."""
+    has_tf32 = card.target.backend == "cuda" and card.target.arch >= 80
+    with mock.patch.object(tiling, "_has_tf32", return_value=has_tf32):
+        return tiling.dot_precision(torch.device("cuda"), dtype)
 
 
 def compile_launch(launch: Launch, name: str) -> Row:
@@ -207,7 +242,7 @@ def compile_launch(launch: Launch, name: str) -> Row:
     begin = time.perf_counter()
     try:
         compiled = triton.compile(
-            build_source(launch, card.precision), target=card.target, options=launch.options | COMPILE_OPTIONS
+            build_source(launch, card), target=card.target, options=launch.options | COMPILE_OPTIONS
         )
     except RuntimeError as error:
         return Row(launch, name, problem=f"not compiled: {str(error).splitlines()[0]}")

@@ -25,13 +25,19 @@ from whitenorm.ops.triton.tiles import (
     POSITION_UNIT_STRIDE,
 )
 
-# Positions per tile of the kernels that sum and of those that map; features per product. Larger ones spill registers.
+# Positions per tile of the kernels that sum, those with channels of the largest tiles, and of the kernels that map;
+# features per product. Larger ones spill registers.
 SUM_POSITIONS = 32
+SUM_POSITIONS_OF_CHANNELS = 16
 MAP_POSITIONS = 64
 MAP_POSITIONS_OF_LARGEST = 128
 BLOCK_COLUMNS = 16
+# Rows of a product per warp. Triton gives more warps the same rows again.
+WARP_ROWS = 16
 # Most features of a tile; larger matrices are made of several tiles.
 LARGEST_BLOCK = 64
+# Tiles that a kernel that sums loads ahead, plus one. Channels leave no registers for it.
+SUM_STAGES = 3
 # Programs that fill a GPU: with fewer matrices than this, several programs share one.
 ENOUGH_PROGRAMS = 128
 # Programs that fill a GPU evenly.
@@ -42,6 +48,9 @@ LEAST_TILES = 16
 MOST_TILES = 8
 # Most channels of a tile, where channels are neighbours in memory.
 LARGEST_CHANNEL_BLOCK = 16
+
+# Most neighbours that a load or store takes at a time: 16 bytes of a 16-bit type.
+VECTOR = 8
 
 # Options of every compilation; Triton's own default is about to change.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
@@ -113,14 +122,14 @@ class Tiling(NamedTuple):
         unit_stride, divisor = NO_UNIT_STRIDE, 1
         if inner == 1:
             unit_stride, inner = POSITION_UNIT_STRIDE, 0
-            divisor = math.gcd(16, problem, group, feature, outer, self.inner)
+            divisor = math.gcd(VECTOR, problem, group, feature, outer, self.inner)
         elif feature == 1:
             unit_stride, feature = FEATURE_UNIT_STRIDE, 0
-            divisor = math.gcd(16, problem, group, outer, inner, self.features)
+            divisor = math.gcd(VECTOR, problem, group, outer, inner, self.features)
         return {
             f"{name}_strides": (problem, group, feature, outer, inner),
             f"{name.upper()}_UNIT_STRIDE": unit_stride.value,
-            f"{name.upper()}_DIVISOR": divisor if divisor in (4, 16) else 1,
+            f"{name.upper()}_DIVISOR": divisor,
         }
 
 
@@ -133,13 +142,17 @@ class Split(NamedTuple):
 
 def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that sums over the tensors; see :func:`_tiling`."""
-    return _tiling(tensors, pooled, channels, SUM_POSITIONS)
+    is_crowded = channels and tensors[0].shape[3] > 1 and _is_largest(tensors)
+    return _tiling(tensors, pooled, channels, SUM_POSITIONS_OF_CHANNELS if is_crowded else SUM_POSITIONS)
 
 
 def map_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that maps the tensors; see :func:`_tiling`."""
-    is_largest = block_features(tensors[0].shape[2]) == LARGEST_BLOCK
-    return _tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if is_largest else MAP_POSITIONS)
+    return _tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if _is_largest(tensors) else MAP_POSITIONS)
+
+
+def _is_largest(tensors: tuple[Tensor, ...]) -> bool:
+    return block_features(tensors[0].shape[2]) == LARGEST_BLOCK
 
 
 def _tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
@@ -211,30 +224,46 @@ def problem_stride(tensor: Tensor | None) -> int:
 
 def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that sum over x."""
-    warps = 2 if tiles.block_features == 16 else 8
-    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(like, warps)}
+    stages = SUM_STAGES if tiles.channels == NO_CHANNELS.value else 1
+    return {
+        "FEATURE_BLOCKS": tiles.feature_blocks,
+        **_options(like, tiles.block_features // WARP_ROWS, stages),
+    }
 
 
 def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that map x."""
     warps = 8 if tiles.block_features == LARGEST_BLOCK else 4
-    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(like, warps)}
+    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(like, warps, 1)}
 
 
 def solve_options(features: int, like: Tensor) -> dict[str, Any]:
     """Return the compile-time arguments of the solves, where a tile is a whole matrix."""
     block = block_features(features)
-    return {"BLOCK_K": block, **_options(like, 8 if block == LARGEST_BLOCK else 4)}
+    return {"BLOCK_K": block, **_options(like, block // WARP_ROWS, 1)}
 
 
-def _options(like: Tensor, warps: int) -> dict[str, Any]:
-    # More stages would need more registers than there are.
-    return {"PRECISION": dot_precision(like.device), "num_warps": warps, "num_stages": 1}
+def _options(like: Tensor, warps: int, stages: int) -> dict[str, Any]:
+    return {"PRECISION": dot_precision(like.device, like.dtype), "num_warps": warps, "num_stages": stages}
 
 
-def dot_precision(device: torch.device) -> str:
-    """Return how float32 matrices are multiplied: nearly exactly, on tensor cores where these can."""
-    return "tf32x3" if device.type == "cuda" and _has_tf32(device) else "ieee"
+def dot_precision(device: torch.device, dtype: torch.dtype) -> str:
+    """Return how matrices are multiplied: on tensor cores where these can, nearly exactly for an input of the dtype.
+
+    Three TF32 products are nearly as accurate as float32. For 16-bit inputs three bfloat16 products suffice, with an
+    error of 2⁻¹⁶, in half the time.
+    """
+    if device.type != "cuda" or not _has_tf32(device):
+        return "ieee"
+    return "bf16x3" if dtype is not torch.float32 and _has_bf16x3() else "tf32x3"
+
+
+@cache
+def _has_bf16x3() -> bool:
+    """Return whether this version of Triton knows the precision."""
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return "bf16x3" in CUDAOptions.allowed_dot_input_precisions
 
 
 @cache
