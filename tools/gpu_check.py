@@ -65,8 +65,8 @@ class Card(NamedTuple):
     shared: int
 
 
+# Triton does not support older GPUs than sm_80, and neither does whitenorm.ops.dispatch.
 CARDS = {
-    "sm_75": Card(GPUTarget("cuda", 75, 32), 64 * 1024),
     "sm_80": Card(GPUTarget("cuda", 80, 32), 163 * 1024),
     "sm_89": Card(GPUTarget("cuda", 89, 32), 99 * 1024),
     "sm_90": Card(GPUTarget("cuda", 90, 32), 227 * 1024),
@@ -112,37 +112,33 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", default=[], help="parts of kernel names (default: all kernels)")
     parser.add_argument("--write", action="store_true", help=f"write the table to benchmarks/results/{RESULTS.name}")
     options = parser.parse_args()
-    launches = [
-        launch
-        for launch in collect_launches(tuple(options.features))
-        if not options.kernels or any(name in launch.name for name in options.kernels)
-    ]
     rows = []
     # An empty cache, so that everything is compiled, and timed, anew.
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         for card in options.targets:
-            for launch in launches:
-                rows.append(compile_launch(launch, card))
-                print(format_line(rows[-1]), flush=True)
+            for launch in collect_launches(card, tuple(options.features)):
+                if not options.kernels or any(name in launch.name for name in options.kernels):
+                    rows.append(compile_launch(launch, card))
+                    print(format_line(rows[-1]), flush=True)
     if options.write:
         RESULTS.write_text(format_table(rows))
     return int(any(row.problem for row in rows))
 
 
-def collect_launches(features: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Launch]:
-    """Return every kernel of a training step of each kind of layer, without duplicates."""
+def collect_launches(card: str, features: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Launch]:
+    """Return every kernel of a training step of each kind of layer on a card, without duplicates."""
     launches: dict[str, Launch] = {}
     for size in features:
         for dtype in dtypes:
             for layer in LAYERS:
-                for launch in record_step(layer, size, dtype):
+                for launch in record_step(card, layer, size, dtype):
                     launches.setdefault(identify(launch), launch)
     return list(launches.values())
 
 
-def record_step(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
-    """Return the launches of a training step, recorded on the meta device."""
+def record_step(card: str, layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
+    """Return the launches of a training step on a card, recorded on the meta device."""
     launches: list[Launch] = []
     make, (n, multiple, *positions) = LAYERS[layer]
     channels = size * (size if multiple is None else multiple)
@@ -151,7 +147,7 @@ def record_step(layer: str, size: int, dtype: torch.dtype) -> list[Launch]:
     def record(kernel: Any, grid: tuple[int, ...], like: Tensor, *positional: Any, **named: Any) -> None:
         launches.append(bind(layer, size, like, kernel, positional, named))
 
-    with replace_launch(record):
+    with replace_launch(record, card):
         y = make(size).to("meta")(x)
         y.backward(torch.empty_like(y))
     return launches
@@ -172,13 +168,14 @@ def identify(launch: Launch) -> str:
 
 
 @contextlib.contextmanager
-def replace_launch(record: Any) -> Iterator[None]:
-    """Use the Triton kernels, and call ``record`` in place of launching them."""
+def replace_launch(record: Any, card: str) -> Iterator[None]:
+    """Use the Triton kernels as on a card, and call ``record`` in place of launching them."""
     with contextlib.ExitStack() as stack:
         stack.callback(whitenorm.set_kernels, "auto")
         whitenorm.set_kernels("triton")
         for module in MODULES:
             stack.enter_context(mock.patch.object(module, "launch", record))
+        stack.enter_context(mock.patch.object(tiling, "architecture", return_value=card))
         yield
 
 
@@ -221,29 +218,18 @@ def specializations(launch: Launch) -> tuple[dict[Any, Any], list[tuple[int, ...
     return values, aligned
 
 
-def build_source(launch: Launch, card: Card) -> ASTSource:
-    """Return the source to compile, specialised as when launching on the card."""
+def build_source(launch: Launch) -> ASTSource:
+    """Return the source to compile, specialised as when launching."""
     values, aligned = specializations(launch)
-    if "PRECISION" in values:
-        values["PRECISION"] = choose_precision(card, launch.dtype)
     attributes = {path: [["tt.divisibility", 16]] for path in aligned}
     return ASTSource(launch.kernel, signature(launch), values, attributes)
-
-
-def choose_precision(card: Card, dtype: torch.dtype) -> str:
-    """Return the precision of products that :func:`dot_precision` chooses on the card."""
-    has_tf32 = card.target.backend == "cuda" and card.target.arch >= 80
-    with mock.patch.object(tiling, "_has_tf32", return_value=has_tf32):
-        return tiling.dot_precision(torch.device("cuda"), dtype)
 
 
 def compile_launch(launch: Launch, name: str) -> Row:
     card = CARDS[name]
     begin = time.perf_counter()
     try:
-        compiled = triton.compile(
-            build_source(launch, card), target=card.target, options=launch.options | COMPILE_OPTIONS
-        )
+        compiled = triton.compile(build_source(launch), target=card.target, options=launch.options | COMPILE_OPTIONS)
     except RuntimeError as error:
         return Row(launch, name, problem=f"not compiled: {str(error).splitlines()[0]}")
     seconds = time.perf_counter() - begin
@@ -274,7 +260,7 @@ def read_registers(assembly: dict[str, Any], target: GPUTarget) -> tuple[int, in
     return int(re.search(r"Used (\d+) registers", report)[1]), int(re.search(r"(\d+) bytes spill stores", report)[1])
 
 
-HEAD = ("kernel", "layer", "card", "K", "dtype", "warps", "shared KB", "registers", "spilled B", "compiled s", "")
+HEAD = ("kernel", "layer", "card", "K", "dtype", "warps", "stages", "shared KB", "registers", "spilled B", "")
 
 
 def format_cells(row: Row) -> list[str]:
@@ -286,16 +272,17 @@ def format_cells(row: Row) -> list[str]:
         str(launch.features),
         str(launch.dtype).removeprefix("torch."),
         str(launch.options.get("num_warps", 4)),
+        str(launch.options.get("num_stages", "")),
         f"{row.shared / 1024:.0f}",
         str(row.registers),
         str(row.spilled),
-        f"{row.seconds:.1f}",
         row.problem,
     ]
 
 
 def format_line(row: Row) -> str:
-    return "  ".join(f"{cell:<{max(5, len(head))}}" for cell, head in zip(format_cells(row), HEAD, strict=True))
+    cells = [f"{cell:<{max(5, len(head))}}" for cell, head in zip(format_cells(row), HEAD, strict=True)]
+    return "  ".join([*cells, f"{row.seconds:.1f} s"])
 
 
 def format_table(rows: list[Row]) -> str:
@@ -303,7 +290,8 @@ def format_table(rows: list[Row]) -> str:
         "# Resources of the Triton kernels",
         "",
         f"Compiled with triton {triton.__version__} for contiguous inputs, without the cards; "
-        "`python -m tools.gpu_check --write` writes this table. Spills are the bytes that a thread stores.",
+        "`python -m tools.gpu_check --write` writes this table. Spills are the bytes that a thread stores. Triton "
+        "does not support GPUs older than sm_80, such as sm_75: whitenorm warns and uses torch's kernels there.",
         "",
         f"| {' | '.join(HEAD)} |",
         f"|{' --- |' * len(HEAD)}",

@@ -172,6 +172,8 @@ def _takes_triton(x: Tensor) -> bool:
     """Return whether Triton's kernels are to be used for a tensor."""
     if _mode == "native" or (_mode == "auto" and not x.is_cuda):
         return False
+    if x.is_cuda and not _can_compile(x.device):
+        return False
     if is_transformed() or is_forward_mode() or type(x) not in (Tensor, torch.nn.Parameter) or x.numel() == 0:
         return False
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -180,6 +182,20 @@ def _takes_triton(x: Tensor) -> bool:
         # On meta tensors nothing runs; benchmarks count launches with them.
         return x.is_cuda or x.is_meta or os.environ.get("TRITON_INTERPRET") == "1"
     return _has_triton() and _is_verified(x.device)
+
+
+@functools.cache
+def _can_compile(device: torch.device) -> bool:
+    """Return whether Triton compiles for a GPU, and warn if it does not."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0):
+        return True
+    major, minor = torch.cuda.get_device_capability(device)
+    warnings.warn(
+        f"expected a GPU of compute capability 8.0 or newer for Triton's kernels (got {major}.{minor}); whitenorm uses "
+        "torch's kernels on this GPU",
+        stacklevel=2,
+    )
+    return False
 
 
 def _is_verified(device: torch.device) -> bool:

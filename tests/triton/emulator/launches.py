@@ -55,7 +55,7 @@ def emulate(edit: Edit | None = None) -> Iterator[Emulation]:
     # Fills fresh tensors with NaN.
     torch.use_deterministic_algorithms(True)
     try:
-        with gpu_check.replace_launch(run):
+        with gpu_check.replace_launch(run, CARD):
             yield emulation
     finally:
         torch.use_deterministic_algorithms(is_deterministic)
@@ -69,7 +69,7 @@ def _compile(launch: gpu_check.Launch) -> tuple[str, int]:
     card = gpu_check.CARDS[CARD]
     with triton.knobs.compilation.scope(), mock.patch.object(CUDABackend, "make_cubin", return_value=b""):
         triton.knobs.compilation.always_compile = True
-        source = gpu_check.build_source(launch, card)
+        source = gpu_check.build_source(launch)
         compiled = triton.compile(source, target=card.target, options=launch.options | COMPILE_OPTIONS)
     return compiled.asm["ptx"], compiled.metadata.shared
 

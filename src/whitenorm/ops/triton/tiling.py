@@ -25,10 +25,10 @@ from whitenorm.ops.triton.tiles import (
     POSITION_UNIT_STRIDE,
 )
 
-# Positions per tile of the kernels that sum, those with channels of the largest tiles, and of the kernels that map;
-# features per product. Larger ones spill registers.
+# Positions per tile of the kernels that sum, fewer where channels or six products take registers, and of the kernels
+# that map; features per product. Larger ones spill registers.
 SUM_POSITIONS = 32
-SUM_POSITIONS_OF_CHANNELS = 16
+SUM_POSITIONS_OF_CROWDED = 16
 MAP_POSITIONS = 64
 MAP_POSITIONS_OF_LARGEST = 128
 BLOCK_COLUMNS = 16
@@ -142,8 +142,8 @@ class Split(NamedTuple):
 
 def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that sums over the tensors; see :func:`_tiling`."""
-    is_crowded = channels and tensors[0].shape[3] > 1 and _is_largest(tensors)
-    return _tiling(tensors, pooled, channels, SUM_POSITIONS_OF_CHANNELS if is_crowded else SUM_POSITIONS)
+    is_crowded = (channels and tensors[0].shape[3] > 1 and _is_largest(tensors)) or _is_rdna(tensors[0].device)
+    return _tiling(tensors, pooled, channels, SUM_POSITIONS_OF_CROWDED if is_crowded else SUM_POSITIONS)
 
 
 def map_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
@@ -224,7 +224,7 @@ def problem_stride(tensor: Tensor | None) -> int:
 
 def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that sum over x."""
-    stages = SUM_STAGES if tiles.channels == NO_CHANNELS.value else 1
+    stages = SUM_STAGES if tiles.channels == NO_CHANNELS.value and not _is_rdna(like.device) else 1
     return {
         "FEATURE_BLOCKS": tiles.feature_blocks,
         **_options(like, tiles.block_features // WARP_ROWS, stages),
@@ -248,27 +248,43 @@ def _options(like: Tensor, warps: int, stages: int) -> dict[str, Any]:
 
 
 def dot_precision(device: torch.device, dtype: torch.dtype) -> str:
-    """Return how matrices are multiplied: on tensor cores where these can, nearly exactly for an input of the dtype.
+    """Return how matrices are multiplied: on matrix units where these can, nearly exactly for an input of the dtype.
 
-    Three TF32 products are nearly as accurate as float32. For 16-bit inputs three bfloat16 products suffice, with an
-    error of 2⁻¹⁶, in half the time.
+    Three TF32 products or six bfloat16 products are nearly as accurate as float32, which only some units multiply
+    themselves. For 16-bit inputs three bfloat16 products suffice: their error is 2⁻¹⁶, and they take half the time.
     """
-    if device.type != "cuda" or not _has_tf32(device):
+    name = architecture(device)
+    if not name or (name.startswith("sm_") and int(name.removeprefix("sm_")) < 80):
         return "ieee"
-    return "bf16x3" if dtype is not torch.float32 and _has_bf16x3() else "tf32x3"
+    if dtype is not torch.float32 and _has_bf16x3():
+        return "bf16x3"
+    if name.startswith("sm_"):
+        return "tf32x3"
+    return "bf16x6" if _is_rdna(device) and _has_bf16x3() else "ieee"
+
+
+def _is_rdna(device: torch.device) -> bool:
+    """Return whether a GPU is one of AMD's whose matrix units do not multiply float32."""
+    return architecture(device).startswith("gfx1")
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """Return the architecture of a GPU, such as sm_80 or gfx942; empty for other devices."""
+    if device.type != "cuda":
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
 
 
 @cache
 def _has_bf16x3() -> bool:
-    """Return whether this version of Triton knows the precision."""
+    """Return whether this version of Triton has products of bfloat16 parts."""
     from triton.backends.nvidia.compiler import CUDAOptions
 
     return "bf16x3" in CUDAOptions.allowed_dot_input_precisions
-
-
-@cache
-def _has_tf32(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
