@@ -24,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
+from triton.backends.nvidia.compiler import CUDABackend, get_ptxas
 from triton.compiler import ASTSource
 
 import whitenorm
@@ -225,16 +225,23 @@ def build_source(launch: Launch) -> ASTSource:
     return ASTSource(launch.kernel, signature(launch), values, attributes)
 
 
+def compile_assembly(launch: Launch, target: GPUTarget) -> tuple[dict[str, Any], int]:
+    """Return a kernel's assembly code by format, and its bytes of shared memory; PTX is not assembled."""
+    with triton.knobs.compilation.scope(), mock.patch.object(CUDABackend, "make_cubin", return_value=b""):
+        triton.knobs.compilation.always_compile = True
+        compiled = triton.compile(build_source(launch), target=target, options=launch.options | COMPILE_OPTIONS)
+    return compiled.asm, compiled.metadata.shared
+
+
 def compile_launch(launch: Launch, name: str) -> Row:
     card = CARDS[name]
     begin = time.perf_counter()
     try:
-        compiled = triton.compile(build_source(launch), target=card.target, options=launch.options | COMPILE_OPTIONS)
-    except RuntimeError as error:
+        assembly, shared = compile_assembly(launch, card.target)
+        registers, spilled = read_registers(assembly, card.target)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
         return Row(launch, name, problem=f"not compiled: {str(error).splitlines()[0]}")
     seconds = time.perf_counter() - begin
-    registers, spilled = read_registers(compiled.asm, card.target)
-    shared = compiled.metadata.shared
     problem = ""
     if shared > card.shared:
         problem = f"a block has {card.shared // 1024} KB"

@@ -6,19 +6,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
-from triton.backends.nvidia.compiler import CUDABackend
 
 from tests.triton.emulator.machine import GlobalMemory, Machine
 from tests.triton.emulator.memory import UNIT
 from tests.triton.emulator.ptx import parse
 from tools import gpu_check
-from whitenorm.ops.triton.tiling import COMPILE_OPTIONS
 
 CARD = "sm_80"
 # Distance of tensors in memory, a multiple of every alignment.
@@ -47,7 +43,8 @@ def emulate(edit: Edit | None = None) -> Iterator[Emulation]:
         launch = gpu_check.bind("", 0, like, kernel, positional, named)
         key = gpu_check.identify(launch)
         if key not in machines:
-            ptx, shared = _compile(launch)
+            assembly, shared = gpu_check.compile_assembly(launch, gpu_check.CARDS[CARD].target)
+            ptx = assembly["ptx"]
             machines[key] = Machine(parse(edit(launch.name, ptx) if edit else ptx), shared)
         _run(machines[key], launch, grid, emulation)
 
@@ -62,16 +59,6 @@ def emulate(edit: Edit | None = None) -> Iterator[Emulation]:
 
 
 _machines: dict[str, Machine] = {}
-
-
-def _compile(launch: gpu_check.Launch) -> tuple[str, int]:
-    """Return a kernel's PTX and its bytes of shared memory, without assembling it."""
-    card = gpu_check.CARDS[CARD]
-    with triton.knobs.compilation.scope(), mock.patch.object(CUDABackend, "make_cubin", return_value=b""):
-        triton.knobs.compilation.always_compile = True
-        source = gpu_check.build_source(launch)
-        compiled = triton.compile(source, target=card.target, options=launch.options | COMPILE_OPTIONS)
-    return compiled.asm["ptx"], compiled.metadata.shared
 
 
 def _run(machine: Machine, launch: gpu_check.Launch, grid: tuple[int, ...], emulation: Emulation) -> None:
