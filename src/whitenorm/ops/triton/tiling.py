@@ -142,7 +142,8 @@ class Split(NamedTuple):
 
 def sum_tiling(tensors: tuple[Tensor, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that sums over the tensors; see :func:`_tiling`."""
-    is_crowded = (channels and tensors[0].shape[3] > 1 and _is_largest(tensors)) or _is_rdna(tensors[0].device)
+    has_channels = channels and tensors[0].shape[3] > 1
+    is_crowded = (has_channels and block_features(tensors[0].shape[2]) >= 32) or _is_rdna(tensors[0].device)
     return _tiling(tensors, pooled, channels, SUM_POSITIONS_OF_CROWDED if is_crowded else SUM_POSITIONS)
 
 
@@ -224,11 +225,13 @@ def problem_stride(tensor: Tensor | None) -> int:
 
 def sum_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that sum over x."""
-    stages = SUM_STAGES if tiles.channels == NO_CHANNELS.value and not _is_rdna(like.device) else 1
-    return {
-        "FEATURE_BLOCKS": tiles.feature_blocks,
-        **_options(like, tiles.block_features // WARP_ROWS, stages),
-    }
+    has_channels = tiles.channels != NO_CHANNELS.value
+    warps = tiles.block_features // WARP_ROWS
+    if has_channels and tiles.block_features == LARGEST_BLOCK and like.dtype is torch.float32:
+        # Twice the products, but with the registers of half the threads they would spill.
+        warps *= 2
+    stages = 1 if has_channels or _is_rdna(like.device) else SUM_STAGES
+    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(like, warps, stages)}
 
 
 def map_options(tiles: Tiling, like: Tensor) -> dict[str, Any]:
