@@ -195,7 +195,7 @@ def _takes_triton(x: Tensor) -> bool:
     """Return whether Triton's kernels are to be used for a tensor."""
     if _mode == "native" or (_mode == "auto" and not x.is_cuda):
         return False
-    if not _fits_kernels(x, _is_under_transform()):
+    if not _fits_kernels(x, _is_under_transform()) or (x.is_cuda and not _can_compile(x.device)):
         return False
     if _mode == "triton":
         # On meta tensors nothing runs; benchmarks count launches with them.
@@ -208,6 +208,20 @@ def _is_under_transform() -> bool:
     if torch.compiler.is_compiling():
         return is_tracing() or torch._C._are_functorch_transforms_active()
     return is_transformed() or is_forward_mode()
+
+
+@functools.cache
+def _can_compile(device: torch.device) -> bool:
+    """Return whether Triton compiles for a GPU, and warn if it does not."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0):
+        return True
+    major, minor = torch.cuda.get_device_capability(device)
+    warnings.warn(
+        f"expected a GPU of compute capability 8.0 or newer for Triton's kernels (got {major}.{minor}); whitenorm uses "
+        "torch's kernels on this GPU",
+        stacklevel=2,
+    )
+    return False
 
 
 def _is_verified(device: torch.device) -> bool:

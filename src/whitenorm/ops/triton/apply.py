@@ -71,7 +71,7 @@ def _plan_apply(x: Geometry, out: Geometry, pooled: bool, channels: bool) -> tup
         **tiles.strides(x, "x"),
         **tiles.strides(out, "y"),
         **tiles.blocks(),
-        **map_options(tiles, x.device),
+        **map_options(tiles, x),
     }
     return (split.programs * tiles.matrices, tiles.feature_blocks), arguments
 

@@ -82,7 +82,7 @@ def _plan_input_gradient(
         **tiles.strides(x, "x"),
         **tiles.strides(out, "dx"),
         **tiles.blocks(),
-        **map_options(tiles, x.device),
+        **map_options(tiles, x),
     }
     return (split.programs * tiles.matrices, tiles.feature_blocks), arguments
 

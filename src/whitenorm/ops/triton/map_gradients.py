@@ -109,7 +109,7 @@ def _plan_map_gradients(
         **tiles.strides(x, "x"),
         **tiles.blocks(),
         "BLOCK_COLUMNS": BLOCK_COLUMNS,
-        **sum_options(tiles, x.device),
+        **sum_options(tiles, x),
     }
     return tiles, split, (split.programs * tiles.matrices, tiles.feature_blocks**2), arguments
 

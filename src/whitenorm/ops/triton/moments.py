@@ -74,7 +74,7 @@ def _plan_moments(x: Geometry, pooled: bool) -> tuple[Tiling, Split, tuple[int, 
         **tiles.sizes(),
         **tiles.strides(x, "x"),
         **tiles.blocks(),
-        **sum_options(tiles, x.device),
+        **sum_options(tiles, x),
     }
     return tiles, split, (split.programs * tiles.matrices, tiles.feature_blocks**2), arguments
 

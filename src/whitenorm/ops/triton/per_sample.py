@@ -165,6 +165,6 @@ def _arguments(x: Tensor, eps: float, steps: int) -> dict[str, Any]:
         "COLUMNS": tile.columns,
         "IS_TRANSPOSED": tile.is_transposed,
         "STEPS": steps,
-        "PRECISION": dot_precision(x.device),
+        "PRECISION": dot_precision(x.device, torch.float32),
         "num_warps": tile.warps,
     }

@@ -117,7 +117,11 @@ def _entries(K: tl.constexpr, L: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.c
 
 @triton.jit
 def _offsets(n, feature, value, strides, P: tl.constexpr):
-    """Return the offsets of the entries of sample n, with the strides of N, K, J and P."""
+    """Return the offsets of the entries of sample n, with the strides of N, K, J and P.
+
+    They have 64 bits, because a channel may be far from the next: in a transposed tensor by N entries.
+    """
+    feature, value = tl.cast(feature, tl.int64), tl.cast(value, tl.int64)
     within_sample = feature * strides[1] + (value // P) * strides[2] + (value % P) * strides[3]
     return tl.cast(n, tl.int64) * strides[0] + within_sample
 

@@ -20,14 +20,23 @@ from whitenorm.ops.triton.mixing import (
     statistic_mean,
     weight_at,
 )
-from whitenorm.ops.triton.scratch import allocate_scratch, multiply, store_slot
+from whitenorm.ops.triton.scratch import (
+    allocate_scratch,
+    as_operand,
+    load_operand,
+    locate_slots,
+    multiply,
+    wait_for_operands,
+)
 from whitenorm.ops.triton.tiles import EPSILON, identity, load_matrix, load_scalar, load_vector, store_matrix
 from whitenorm.ops.triton.tiling import launch, plan, solve_options
 from whitenorm.ops.types import Method, Mixing, Moments, Running, Solution, Statistics
 from whitenorm.solvers.newton import Newton
 
-# Matrices in scratch memory: Y, T and Z of the iteration.
-SLOTS = tl.constexpr(3)
+# Matrices in scratch memory: two of each, Y and Z of a step and of the next, and T.
+SLOTS = tl.constexpr(5)
+# Most features with which they stay in registers instead.
+_LARGEST_IN_REGISTERS = 32
 
 
 def solve(statistics: Statistics, method: Method, mixing: Mixing | None, running: Running | None) -> Solution:
@@ -40,7 +49,7 @@ def solve(statistics: Statistics, method: Method, mixing: Mixing | None, running
     later, running = (None, running) if _is_contiguous(running) else (running, None)
     whitening, cov = (moments.cov.new_empty(moments.cov.shape) for _ in range(2))
     mean = moments.mean.new_empty(moments.mean.shape)
-    programs, scratch = allocate_scratch(mean, problems * groups, features, SLOTS.value)
+    programs, scratch = allocate_scratch(mean, problems * groups, features, SLOTS.value, _LARGEST_IN_REGISTERS)
     launch(
         _solve,
         (programs,),
@@ -138,7 +147,7 @@ def _solve(
     solved for, and its matrix. With the matrices of the first sample, it also updates the running statistics of their
     group and the counter of batches.
     """
-    slots = scratch + tl.program_id(0) * SLOTS * BLOCK_K * BLOCK_K
+    slots = locate_slots(scratch, SLOTS, BLOCK_K)
     k = tl.arange(0, BLOCK_K)
     eye = identity(k, features)
     matrix = tl.program_id(0).to(tl.int64)
@@ -173,7 +182,9 @@ def _solve(
 
         if RUNNING and matrix < groups:
             share = load_scalar(momentum, MOMENTUM_IS_TENSOR)
-            latest = root if RUNNING_WHITENING else batch
+            latest = root
+            if not RUNNING_WHITENING:
+                _, latest = load_moments(batch_mean, batch_cov, group, k, features, BLOCK_K)
             _update_running(
                 running_mean, running_matrix, counter, share, count, batch_centre, latest, group, features, BLOCK_K
             )
@@ -191,34 +202,49 @@ def _update_running(
     k = tl.arange(0, BLOCK_K)
     has_values = True if count is None else tl.load(count) > 1
     if has_values:
+        # Several threads may load an entry that one of them stores.
         if running_mean is not None:
             entries = running_mean + group * features
             latest = _lerp(load_vector(entries, k, features), mean, share)
+            tl.debug_barrier()
             tl.store(entries + k, latest, mask=k < features)
         if running_matrix is not None:
             entries = running_matrix + group * features * features
             latest = _lerp(load_matrix(entries, k, k, features), matrix, share)
+            tl.debug_barrier()
             store_matrix(entries, latest, k, k, features)
         if counter is not None and group == 0:
-            tl.store(counter, tl.load(counter) + 1)
+            batches = tl.load(counter)
+            tl.debug_barrier()
+            tl.store(counter, batches + 1)
 
 
 @triton.jit
 def _newton(cov, eye, slots, steps, lost_trace, smallest, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """Run Newton's iteration in the coupled form, with the factor -1/2 in Y; see :class:`whitenorm.solvers.Newton`."""
+    """Run Newton's iteration in the coupled form, with the factor -1/2 in Y; see :class:`whitenorm.solvers.Newton`.
+
+    T is kept without its 3/2 on the diagonal. The next Y and Z both need T but not each other.
+    """
     zero = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
-    y, t, z = slots, slots + BLOCK_K * BLOCK_K, slots + 2 * BLOCK_K * BLOCK_K
     trace = tl.maximum(tl.sum(cov * eye) + lost_trace, smallest)
     start = add_ridge(cov * (-0.5 / trace), eye, -1.0)
-    store_slot(y, start, BLOCK_K)
-    store_slot(t, start + 1.5 * eye, BLOCK_K)
     root = tl.where(steps > 0, start + 1.5 * eye, eye)
-    store_slot(z, root, BLOCK_K)
-    for _ in range(1, steps):
-        store_slot(y, multiply(y, t, zero, BLOCK_K, PRECISION), BLOCK_K)
-        store_slot(t, multiply(z, y, 1.5 * eye, BLOCK_K, PRECISION), BLOCK_K)
-        root = multiply(t, z, zero, BLOCK_K, PRECISION)
-        store_slot(z, root, BLOCK_K)
+    wait_for_operands(slots)
+    y = as_operand(start, slots, 0, BLOCK_K)
+    z = as_operand(root, slots, 2, BLOCK_K)
+    wait_for_operands(slots)
+    # The first T is the first Z.
+    y = as_operand(multiply(y, z, zero, BLOCK_K, PRECISION), slots, 1, BLOCK_K)
+    wait_for_operands(slots)
+    for step in range(1, steps):
+        t = as_operand(multiply(z, y, zero, BLOCK_K, PRECISION), slots, 4, BLOCK_K)
+        wait_for_operands(slots)
+        if step < steps - 1:
+            total = multiply(y, t, 1.5 * load_operand(y, BLOCK_K), BLOCK_K, PRECISION)
+            y = as_operand(total, slots, (step + 1) % 2, BLOCK_K)
+        root = multiply(t, z, 1.5 * load_operand(z, BLOCK_K), BLOCK_K, PRECISION)
+        z = as_operand(root, slots, 2 + step % 2, BLOCK_K)
+        wait_for_operands(slots)
     return root / tl.sqrt(trace)
 
 

@@ -19,11 +19,13 @@ from whitenorm.ops.triton.mixing import (
 from whitenorm.ops.triton.mixing_backward import mixing_backward
 from whitenorm.ops.triton.scratch import (
     allocate_scratch,
-    load_slot,
+    as_operand,
+    load_operand,
     load_transposed,
+    locate_slots,
     multiply,
     multiply_symmetric,
-    store_slot,
+    wait_for_operands,
 )
 from whitenorm.ops.triton.solve import add_ridge, moment_arguments
 from whitenorm.ops.triton.tiles import identity, load_matrix, load_vector, store_matrix
@@ -31,8 +33,10 @@ from whitenorm.ops.triton.tiling import launch, plan, solve_options
 from whitenorm.ops.types import AffineGrad, MapGradients, Method, Mixing, Solution, Statistics, StatisticsGrads
 from whitenorm.solvers.newton import Newton
 
-# Matrices in scratch memory: U, S, Z, a product, and the derivatives of U and Z.
-SLOTS = tl.constexpr(6)
+# Matrices in scratch memory: two of each, V, Z and dZ of a step and of the next, and T, R and V·S.
+SLOTS = tl.constexpr(9)
+# Most features with which they stay in registers instead.
+_LARGEST_IN_REGISTERS = 16
 
 
 def solve_backward(
@@ -118,7 +122,7 @@ def _newton_backward(
     assert isinstance(method.solver, Newton)
     problems, groups, features = solution.mean.shape
     matrix, offset = (part.new_empty(part.shape) for part in (solution.whitening, solution.mean))
-    programs, scratch = allocate_scratch(offset, problems * groups, features, SLOTS.value)
+    programs, scratch = allocate_scratch(offset, problems * groups, features, SLOTS.value, _LARGEST_IN_REGISTERS)
     launch(
         _newton_backward_kernel,
         (programs,),
@@ -186,7 +190,7 @@ def _newton_backward_kernel(
     covariance, γ, and, for the logits, the moments. It writes the gradients of the covariance and mean, of γ and β, and
     the inner products of which the logits' gradients are sums.
     """
-    slots = scratch + tl.program_id(0) * SLOTS * BLOCK_K * BLOCK_K
+    slots = locate_slots(scratch, SLOTS, BLOCK_K)
     k = tl.arange(0, BLOCK_K)
     eye = identity(k, features)
     index = tl.program_id(0).to(tl.int64)
@@ -210,11 +214,12 @@ def _newton_backward_kernel(
         grad_trace = tl.sum(grad * root) / 2
         pooled = load_matrix(cov + start, k, k, features)
         trace = tl.maximum(tl.sum(pooled * eye) + lost_trace, smallest)
-        store_slot(slots, grad * (0.5 / tl.sqrt(trace)), BLOCK_K)
-        direction = load_slot(slots, BLOCK_K) + load_transposed(slots, BLOCK_K)
-        _differentiate(slots, add_ridge(pooled / trace, eye, 1.0), direction, eye, steps, BLOCK_K, PRECISION)
-        last = slots + (SLOTS - 1) * BLOCK_K * BLOCK_K
-        derivative = (load_slot(last, BLOCK_K) + load_transposed(last, BLOCK_K)) / 2
+        first = add_ridge(pooled * (-0.5 / trace), eye, -1.0)
+        wait_for_operands(slots)
+        half = _differentiate(first, grad * (-0.25 / tl.sqrt(trace)), eye, slots, steps, BLOCK_K, PRECISION)
+        half = as_operand(half, slots, 6, BLOCK_K)
+        wait_for_operands(slots)
+        derivative = (load_operand(half, BLOCK_K) + load_transposed(half, BLOCK_K)) / 2
         pooled = load_matrix(cov + start, k, k, features)
         grad_trace += tl.sum(derivative * pooled) / trace
         grad_cov = (derivative - grad_trace * eye) * (factor / trace)
@@ -274,27 +279,37 @@ def _inner_products(
 
 
 @triton.jit
-def _differentiate(u, start, direction, eye, steps, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
-    """Compute the derivative of Newton's last Z by the start in a direction, both symmetric; as in the solver.
+def _differentiate(first, change, eye, slots, steps, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the derivative of Newton's last Z where the first S changes by ``change`` plus its transpose.
 
-    ``u`` is the first slot; the derivative is written to the last.
+    It is symmetric but for rounding. The recurrence is that of the solver: with S = (3I - U)/2, U' = U·S² and Z' = Z·S,
+    the derivative of S is T + Tᵀ. Here V = -U/2, of which ``first`` is the first, so that X·S is 3/2 X + X·V. Products
+    between two barriers do not need each other.
     """
-    zero = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
-    size: tl.constexpr = BLOCK_K * BLOCK_K
-    s, z, m, du, dz = u + size, u + 2 * size, u + 3 * size, u + 4 * size, u + 5 * size
-    store_slot(u, start, BLOCK_K)
-    store_slot(s, 1.5 * eye - 0.5 * start, BLOCK_K)
-    store_slot(z, 1.5 * eye - 0.5 * start, BLOCK_K)
-    store_slot(du, direction, BLOCK_K)
-    store_slot(dz, tl.where(steps > 0, -0.5, 0.0) * direction, BLOCK_K)
-    for _ in range(1, steps):
-        store_slot(m, multiply(du, s, zero, BLOCK_K, PRECISION), BLOCK_K)
-        product = multiply_symmetric(u, m, zero, BLOCK_K, PRECISION)
-        store_slot(du, multiply(m, s, -0.5 * product, BLOCK_K, PRECISION), BLOCK_K)
-        store_slot(m, multiply(u, s, zero, BLOCK_K, PRECISION), BLOCK_K)
-        squared = multiply(m, s, zero, BLOCK_K, PRECISION)
-        store_slot(u, squared, BLOCK_K)
-        store_slot(s, 1.5 * eye - 0.5 * squared, BLOCK_K)
-        product = multiply(z, du, zero, BLOCK_K, PRECISION)
-        store_slot(dz, multiply(dz, s, -0.5 * product, BLOCK_K, PRECISION), BLOCK_K)
-        store_slot(z, multiply(z, s, zero, BLOCK_K, PRECISION), BLOCK_K)
+    v = as_operand(first, slots, 0, BLOCK_K)
+    t = as_operand(change, slots, 6, BLOCK_K)
+    z = as_operand(first + 1.5 * eye, slots, 2, BLOCK_K)
+    wait_for_operands(slots)
+    change = load_operand(t, BLOCK_K) + load_transposed(t, BLOCK_K)
+    dz = as_operand(change, slots, 4, BLOCK_K)
+    for step in range(1, steps):
+        total = 1.5 * (load_operand(t, BLOCK_K) + load_transposed(t, BLOCK_K))
+        r = as_operand(multiply_symmetric(v, t, 1.0, total, BLOCK_K, PRECISION), slots, 7, BLOCK_K)
+        total = multiply(v, v, 1.5 * load_operand(v, BLOCK_K), BLOCK_K, PRECISION)
+        product = as_operand(total, slots, 8, BLOCK_K)
+        if step > 1:
+            total = multiply_symmetric(z, t, 1.0, 1.5 * load_operand(dz, BLOCK_K), BLOCK_K, PRECISION)
+            dz = as_operand(multiply(dz, v, total, BLOCK_K, PRECISION), slots, 4 + step % 2, BLOCK_K)
+            total = multiply(z, v, 1.5 * load_operand(z, BLOCK_K), BLOCK_K, PRECISION)
+            z = as_operand(total, slots, 2 + step % 2, BLOCK_K)
+        wait_for_operands(slots)
+        total = multiply_symmetric(v, r, 0.5, 0.75 * load_transposed(r, BLOCK_K), BLOCK_K, PRECISION)
+        t = as_operand(total, slots, 6, BLOCK_K)
+        total = multiply(product, v, 1.5 * load_operand(product, BLOCK_K), BLOCK_K, PRECISION)
+        v = as_operand(total, slots, step % 2, BLOCK_K)
+        wait_for_operands(slots)
+    if steps > 1:
+        total = multiply_symmetric(z, t, 1.0, 1.5 * load_operand(dz, BLOCK_K), BLOCK_K, PRECISION)
+        change = multiply(dz, v, total, BLOCK_K, PRECISION)
+        wait_for_operands(slots)
+    return tl.where(steps > 0, change, 0.0)

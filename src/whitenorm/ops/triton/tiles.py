@@ -70,6 +70,26 @@ def tile_offsets(
 
 
 @triton.jit
+def tile_mask(
+    k,
+    start,
+    sizes,
+    BLOCK_OUTER: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    UNIT_STRIDE: tl.constexpr,
+    DIVISOR: tl.constexpr,
+):
+    """Return which entries of a tile exist, ``[BLOCK_K, BLOCK_L]``; neighbours that a vector holds all exist or not."""
+    features, outer_size, inner_size = sizes[0], sizes[1], sizes[2]
+    if UNIT_STRIDE == FEATURE_UNIT_STRIDE:
+        features = as_multiple(features, DIVISOR)
+    if UNIT_STRIDE == POSITION_UNIT_STRIDE:
+        inner_size = as_multiple(inner_size, DIVISOR)
+    present = is_inside(start, (features, outer_size, inner_size), BLOCK_OUTER, BLOCK_INNER)
+    return (k < features)[:, None] & present[None, :]
+
+
+@triton.jit
 def load_tile(
     x,
     k,
@@ -86,7 +106,7 @@ def load_tile(
     ``sizes`` are K and the problem's outer and inner size.
     """
     offsets = tile_offsets(k, start, strides, BLOCK_OUTER, BLOCK_INNER, UNIT_STRIDE, DIVISOR)
-    mask = (k < sizes[0])[:, None] & is_inside(start, sizes, BLOCK_OUTER, BLOCK_INNER)[None, :]
+    mask = tile_mask(k, start, sizes, BLOCK_OUTER, BLOCK_INNER, UNIT_STRIDE, DIVISOR)
     return tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -105,7 +125,7 @@ def store_tile(
 ):
     """Write a tile as :func:`load_tile` reads it."""
     offsets = tile_offsets(k, start, strides, BLOCK_OUTER, BLOCK_INNER, UNIT_STRIDE, DIVISOR)
-    mask = (k < sizes[0])[:, None] & is_inside(start, sizes, BLOCK_OUTER, BLOCK_INNER)[None, :]
+    mask = tile_mask(k, start, sizes, BLOCK_OUTER, BLOCK_INNER, UNIT_STRIDE, DIVISOR)
     tl.store(x + offsets, values.to(x.dtype.element_ty), mask=mask)
 
 

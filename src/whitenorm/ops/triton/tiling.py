@@ -25,13 +25,19 @@ from whitenorm.ops.triton.tiles import (
     POSITION_UNIT_STRIDE,
 )
 
-# Positions per tile of the kernels that sum and of those that map; features per product. Larger ones spill registers.
+# Positions per tile of the kernels that sum, fewer where channels or six products take registers, and of the kernels
+# that map; features per product. Larger ones spill registers.
 SUM_POSITIONS = 32
+SUM_POSITIONS_OF_CROWDED = 16
 MAP_POSITIONS = 64
 MAP_POSITIONS_OF_LARGEST = 128
 BLOCK_COLUMNS = 16
+# Rows of a product per warp. Triton gives more warps the same rows again.
+WARP_ROWS = 16
 # Most features of a tile; larger matrices are made of several tiles.
 LARGEST_BLOCK = 64
+# Tiles that a kernel that sums loads ahead, plus one. Channels leave no registers for it.
+SUM_STAGES = 3
 # Programs that fill a GPU: with fewer matrices than this, several programs share one.
 ENOUGH_PROGRAMS = 128
 # Programs that fill a GPU evenly.
@@ -42,6 +48,9 @@ LEAST_TILES = 16
 MOST_TILES = 8
 # Most channels of a tile, where channels are neighbours in memory.
 LARGEST_CHANNEL_BLOCK = 16
+
+# Most neighbours that a load or store takes at a time: 16 bytes of a 16-bit type.
+VECTOR = 8
 
 # Options of every compilation; Triton's own default is about to change.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
@@ -60,10 +69,11 @@ class Geometry(NamedTuple):
     shape: torch.Size
     strides: tuple[int, ...]
     device: torch.device
+    dtype: torch.dtype
 
 
 def geometry(tensor: Tensor) -> Geometry:
-    return Geometry(tensor.shape, tensor.stride(), tensor.device)
+    return Geometry(tensor.shape, tensor.stride(), tensor.device, tensor.dtype)
 
 
 @lru_cache(_MOST_PLANS)
@@ -138,14 +148,14 @@ class Tiling(NamedTuple):
         unit_stride, divisor = NO_UNIT_STRIDE, 1
         if inner == 1:
             unit_stride, inner = POSITION_UNIT_STRIDE, 0
-            divisor = math.gcd(16, problem, group, feature, outer, self.inner)
+            divisor = math.gcd(VECTOR, problem, group, feature, outer, self.inner)
         elif feature == 1:
             unit_stride, feature = FEATURE_UNIT_STRIDE, 0
-            divisor = math.gcd(16, problem, group, outer, inner, self.features)
+            divisor = math.gcd(VECTOR, problem, group, outer, inner, self.features)
         return {
             f"{name}_strides": (problem, group, feature, outer, inner),
             f"{name.upper()}_UNIT_STRIDE": unit_stride.value,
-            f"{name.upper()}_DIVISOR": divisor if divisor in (4, 16) else 1,
+            f"{name.upper()}_DIVISOR": divisor,
         }
 
 
@@ -158,13 +168,18 @@ class Split(NamedTuple):
 
 def sum_tiling(tensors: tuple[Geometry, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that sums over the tensors; see :func:`_tiling`."""
-    return _tiling(tensors, pooled, channels, SUM_POSITIONS)
+    has_channels = channels and tensors[0].shape[3] > 1
+    is_crowded = (has_channels and block_features(tensors[0].shape[2]) >= 32) or _is_rdna(tensors[0].device)
+    return _tiling(tensors, pooled, channels, SUM_POSITIONS_OF_CROWDED if is_crowded else SUM_POSITIONS)
 
 
 def map_tiling(tensors: tuple[Geometry, ...], pooled: bool, channels: bool) -> Tiling:
     """Plan the tiles of a kernel that maps the tensors; see :func:`_tiling`."""
-    is_largest = block_features(tensors[0].shape[2]) == LARGEST_BLOCK
-    return _tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if is_largest else MAP_POSITIONS)
+    return _tiling(tensors, pooled, channels, MAP_POSITIONS_OF_LARGEST if _is_largest(tensors) else MAP_POSITIONS)
+
+
+def _is_largest(tensors: tuple[Geometry, ...]) -> bool:
+    return block_features(tensors[0].shape[2]) == LARGEST_BLOCK
 
 
 def _tiling(tensors: tuple[Geometry, ...], pooled: bool, channels: bool, block_positions: int) -> Tiling:
@@ -243,37 +258,71 @@ def problem_stride(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.shape[0] == 1 else tensor.numel() // tensor.shape[0]
 
 
-def sum_options(tiles: Tiling, device: torch.device) -> dict[str, Any]:
+def sum_options(tiles: Tiling, x: Geometry) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that sum over x."""
-    warps = 2 if tiles.block_features == 16 else 8
-    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(device, warps)}
+    warps = tiles.block_features // WARP_ROWS
+    has_channels = tiles.channels != NO_CHANNELS.value
+    if has_channels and tiles.block_features == LARGEST_BLOCK and x.dtype is torch.float32:
+        # Twice the products, but with the registers of half the threads they would spill.
+        warps *= 2
+    stages = 1 if has_channels or _is_rdna(x.device) else SUM_STAGES
+    return {"FEATURE_BLOCKS": tiles.feature_blocks, **_options(x.device, x.dtype, warps, stages)}
 
 
-def map_options(tiles: Tiling, device: torch.device) -> dict[str, Any]:
+def map_options(tiles: Tiling, x: Geometry) -> dict[str, Any]:
     """Return the compile-time arguments of the kernels that map x."""
     warps = 8 if tiles.block_features == LARGEST_BLOCK else 4
-    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(device, warps)}
+    return {"BLOCK_COLUMNS": BLOCK_COLUMNS, **_options(x.device, x.dtype, warps, 1)}
 
 
 def solve_options(features: int, device: torch.device) -> dict[str, Any]:
     """Return the compile-time arguments of the solves, where a tile is a whole matrix."""
     block = block_features(features)
-    return {"BLOCK_K": block, **_options(device, 8 if block == LARGEST_BLOCK else 4)}
+    return {"BLOCK_K": block, **_options(device, torch.float32, block // WARP_ROWS, 1)}
 
 
-def _options(device: torch.device, warps: int) -> dict[str, Any]:
-    # More stages would need more registers than there are.
-    return {"PRECISION": dot_precision(device), "num_warps": warps, "num_stages": 1}
+def _options(device: torch.device, dtype: torch.dtype, warps: int, stages: int) -> dict[str, Any]:
+    return {"PRECISION": dot_precision(device, dtype), "num_warps": warps, "num_stages": stages}
 
 
-def dot_precision(device: torch.device) -> str:
-    """Return how float32 matrices are multiplied: nearly exactly, on tensor cores where these can."""
-    return "tf32x3" if device.type == "cuda" and _has_tf32(device) else "ieee"
+def dot_precision(device: torch.device, dtype: torch.dtype) -> str:
+    """Return how matrices are multiplied: on matrix units where these can, nearly exactly for an input of the dtype.
+
+    Three TF32 products or six bfloat16 products are nearly as accurate as float32, which only some units multiply
+    themselves. For 16-bit inputs three bfloat16 products suffice: their error is 2⁻¹⁶, and they take half the time.
+    """
+    name = architecture(device)
+    if not name or (name.startswith("sm_") and int(name.removeprefix("sm_")) < 80):
+        return "ieee"
+    if dtype is not torch.float32 and _has_bf16x3():
+        return "bf16x3"
+    if name.startswith("sm_"):
+        return "tf32x3"
+    return "bf16x6" if _is_rdna(device) and _has_bf16x3() else "ieee"
+
+
+def _is_rdna(device: torch.device) -> bool:
+    """Return whether a GPU is one of AMD's whose matrix units do not multiply float32."""
+    return architecture(device).startswith("gfx1")
 
 
 @cache
-def _has_tf32(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+def architecture(device: torch.device) -> str:
+    """Return the architecture of a GPU, such as sm_80 or gfx942; empty for other devices."""
+    if device.type != "cuda":
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+@cache
+def _has_bf16x3() -> bool:
+    """Return whether this version of Triton has products of bfloat16 parts."""
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return "bf16x3" in CUDAOptions.allowed_dot_input_precisions
 
 
 def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, *arguments: Any, **options: Any) -> None:
