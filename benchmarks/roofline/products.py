@@ -14,7 +14,7 @@ from whitenorm.ops.launches import Launch
 
 _ROWS_PER_WARP = 16
 # Products of K×K matrices per step of Newton's iteration after the first.
-_NEWTON = {"_solve": 3, "_newton_backward_kernel": 8}
+_NEWTON = {"_solve": 3, "_newton_backward_kernel": 7}
 _NEWTON_OF_SAMPLES = {"whiten_samples_kernel": 3, "differentiate_samples_kernel": 7}
 
 
@@ -27,7 +27,10 @@ def count_distinct_flops(launch: Launch) -> int:
     """Return the FLOPs of a launch's products, with padding."""
     options = launch.options
     if launch.kernel in _NEWTON:
-        products = _NEWTON[launch.kernel] * max(0, options["steps"] - 1)
+        steps = max(0, options["steps"] - 1)
+        # Backward needs no Z after the last step.
+        is_backward = launch.kernel == "_newton_backward_kernel"
+        products = _NEWTON[launch.kernel] * steps - (is_backward and steps > 0)
         return 2 * options["BLOCK_K"] ** 3 * products * options["matrices"]
     if launch.kernel in _NEWTON_OF_SAMPLES:
         return _count_samples(launch)
