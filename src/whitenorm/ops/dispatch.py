@@ -181,7 +181,7 @@ def _is_native_faster(x: Tensor, features: int, is_per_sample: bool) -> bool:
         return False
     if is_per_sample or positions == 1 or not is_channels_last(x):
         return True
-    return features in (8, x.shape[1]) or (features % 8 == 0 and positions <= 256)
+    return features % 8 == 0 or features == x.shape[1] or positions <= 1024
 
 
 def _fits_kernels(x: Tensor, is_under_transform: bool) -> bool:

@@ -84,6 +84,23 @@ WN_INLINE Vec load_part(const T* p, Index n) {
   for (Index i = 0; i < n; i++) v[i] = to_float(p[i]);
   return v;
 }
+// The same in three steps at most, because groups of channels often end within a vector.
+WN_INLINE Vec load_part(const float* p, Index n) {
+  if (n >= LANES) return load(p);
+  HalfVec whole{}, rest{};
+  if (n & 4) {
+    memcpy(&whole, p, 16);
+    p += 4;
+  }
+  if (n & 2) {
+    memcpy(&rest, p, 8);
+    if (n & 1) rest[2] = p[2];
+  } else if (n & 1) {
+    rest[0] = p[0];
+  }
+  if (n & 4) return __builtin_shufflevector(whole, rest, 0, 1, 2, 3, 4, 5, 6, 7);
+  return __builtin_shufflevector(rest, whole, 0, 1, 2, 3, 4, 5, 6, 7);
+}
 
 // Store the first n values.
 template <class T>
