@@ -123,8 +123,10 @@ def choose_kernels(
             type(solver) is Newton and solver.steps <= steps.MOST_STEPS and features <= steps.LARGEST_SOLVED
         ):
             return NATIVE
-        # Where torch solves, its passes over x were measured to be as fast.
-        return _NATIVE_PASSES if _mode == "native" else TORCH
+        # The passes over x of large matrices are slower than torch's where channels are neighbours in memory.
+        if _mode == "native" or features <= steps.LARGEST_SOLVED or not is_channels_last(x):
+            return _NATIVE_PASSES
+        return TORCH
     if not _takes_triton(x):
         return TORCH
     kernels = _load_operators() if torch.compiler.is_compiling() else _load_triton()
@@ -173,8 +175,8 @@ def _takes_native(x: Tensor, features: int, is_per_sample: bool) -> bool:
 def _is_native_faster(x: Tensor, features: int, is_per_sample: bool) -> bool:
     """Return whether the C++ kernels are faster than torch's, by the table that ``benchmarks/backends.py`` measures.
 
-    They read channels-last images one group after the other, which takes longer where the lines of the cache that a
-    group shares with others are gone by then. For vectors with fewer values than features, torch solves a smaller dual.
+    They read channels-last images one group after the other, which takes longer for large images where groups end
+    within a line of the cache. For vectors with fewer values than features, torch solves a smaller dual.
     """
     positions = math.prod(x.shape[2:])
     if features < 4 or (is_per_sample and positions == 1 and features**2 > x.shape[1]):
