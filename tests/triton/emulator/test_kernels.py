@@ -82,7 +82,7 @@ def test_samples(features, way, monkeypatch):
     weight, bias = parameters(1, features, 40)
     y, dx = torch.empty_like(x), torch.empty_like(x)
     with emulate() as emulation:
-        assert per_sample.is_supported(x, 5)
+        assert per_sample.is_supported(x.shape, 5)
         saved = per_sample.whiten_samples(x, weight, bias, 1e-3, 5, y)
         grads = per_sample.whiten_samples_backward(grad, x, weight, bias, 1e-3, 5, saved, dx)
     expected = reference_step(x, grad, method(("iw",)), weight, bias)
