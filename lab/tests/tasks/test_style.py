@@ -232,7 +232,9 @@ def test_bad_images_are_named(folder, options, tmp_path, workers):
         fit(Style(**{**changed, "batch_size": 5}))
 
 
-@pytest.mark.parametrize("norm", ["bn", "in", "iw", "sw", "none"])
+@pytest.mark.parametrize(
+    "norm", ["sw", *[pytest.param(name, marks=pytest.mark.slow) for name in ("bn", "in", "iw", "none")]]
+)
 def test_learns_with_every_norm(options, norm):
     """The loss falls by a fifth within a few epochs."""
     outcome = fit(Style(**options, norm=norm, epochs=6, lr=0.01, recalibrate=0))
