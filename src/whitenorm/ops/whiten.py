@@ -25,8 +25,7 @@ from whitenorm.ops.dispatch import kernels_under_transforms, torch_kernels
 from whitenorm.ops.distributed import Group, reduce_gradient, reduce_moments
 from whitenorm.ops.layout import Layout, run_into
 from whitenorm.ops.masking import fill_masked_with_mean, rescale_to_valid_count, zero_masked
-from whitenorm.ops.running import update_running
-from whitenorm.ops.torch.solve import pool
+from whitenorm.ops.torch.solve import pool, update_running
 from whitenorm.ops.types import FusedKernels, Kernels, Method, Mixing, Moments, Running, Solution, Statistics
 from whitenorm.solvers.newton import Newton
 

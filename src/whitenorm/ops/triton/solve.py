@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from whitenorm._runtime import smallest
-from whitenorm.ops.running import update_running
+from whitenorm.ops.torch.solve import update_running
 from whitenorm.ops.triton.mixing import (
     layer_moments,
     load_moments,
