@@ -139,7 +139,7 @@ def test_group_whitening_of_few_values_solves_the_small_side(num_groups, eps):
         assert (actual - expected).abs().max() <= 1e-9 * expected.abs().max()
 
 
-@pytest.mark.parametrize("population", ["whitening", "covariance"])
+@pytest.mark.parametrize("population", ["whitening", pytest.param("covariance", marks=pytest.mark.slow)])
 def test_layers_compile_export_and_fold(population):
     """Without an eigendecomposition, in a single graph, also where the matrix is computed in eval mode."""
     torch.manual_seed(0)

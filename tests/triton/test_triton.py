@@ -19,7 +19,7 @@ INTERPRETED = Path(__file__).parent / "interpreted"
 MODULES = sorted(path.name for path in INTERPRETED.glob("test_*.py"))
 
 
-@pytest.mark.parametrize("name", mark_slow(MODULES, sample=["test_kernel_solve.py", "test_per_sample.py"]))
+@pytest.mark.parametrize("name", mark_slow(MODULES, sample=["test_per_sample.py"]))
 def test_kernels_in_the_interpreter(name):
     command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", str(INTERPRETED / name)]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

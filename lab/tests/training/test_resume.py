@@ -21,6 +21,9 @@ from whitenorm_lab.training.checkpoints import list_checkpoints
 from whitenorm_lab.training.folder import RunFolder
 from whitenorm_lab.training.lock import lock_folder
 
+# Cases of the fast tests.
+SAMPLE = ("plain", "folder, 2 workers")
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
@@ -43,7 +46,9 @@ def get_whole_run(images, tmp_path_factory):
 
 
 # Killed in the middle of an epoch, and after the first step of another.
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in SAMPLE else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_killed_run_resumes_to_the_same_bits(case, images, get_whole_run, tmp_path):
     options = build_options(case, images, tmp_path / "run")
     for step in (4, 7):
