@@ -43,7 +43,6 @@ def _draw_bars(panel: Axes, name: str, entries: list[tuple[list[int], dict[str, 
     for position, our, their in zip(positions, ours, theirs, strict=True):
         panel.text(our, position - 0.2, f" {our:.1f}", va="center", fontsize=7)
         panel.text(their, position + 0.2, f" {their:.1f}", va="center", fontsize=7)
-    panel.axvline(1, color="black", linewidth=0.8)
     panel.set(yticks=list(positions), yticklabels=["×".join(map(str, shape)) for shape, _ in entries], title=name)
     panel.set_xlim(0, 1.1 * max(*ours, *theirs))
     panel.invert_yaxis()
