@@ -122,6 +122,14 @@ def test_inputs_that_are_refused(x):
         views.arrange(False, None, x)
 
 
+def test_tensors_of_different_shapes_are_refused():
+    x, other = torch.zeros(2, 3, 4, 1, 5), torch.zeros(2, 3, 4, 1, 6)
+    with pytest.raises(ValueError, match="expected tensors of one shape"):
+        views.arrange(False, None, x, other)
+    with pytest.raises(ValueError, match="expected tensors of one shape"):
+        views.arrange(False, other, x)
+
+
 @pytest.mark.parametrize(
     "matrix",
     [torch.zeros(2, 3, 4), torch.zeros(2, 4, 4, dtype=torch.float64), torch.zeros(2, 4, 4, device="meta")],

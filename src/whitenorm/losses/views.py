@@ -1,4 +1,4 @@
-"""What the losses that compare views of images have in common."""
+"""Helpers of the losses that compare views of images."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _is_verified(device: torch.device) -> bool:
     return is_verified
 
 
-# A compiler shall not trace how files are read. torch.compiler.assume_constant_result would import all of it.
+# A compiler must not trace how files are read. torch.compiler.assume_constant_result would import all of it.
 _is_verified._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -24,7 +24,7 @@ Edit = Callable[[str, str], str]
 
 
 class Emulation(NamedTuple):
-    """What ran: the number of instructions of all warps by kernel, and the faults by kernel and instruction."""
+    """Counts of the instructions that all warps ran, by kernel, and the faults, by kernel and instruction."""
 
     instructions: Counter[str]
     faults: Counter[str]

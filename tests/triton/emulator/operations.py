@@ -1,4 +1,4 @@
-"""What PTX instructions without memory compute: each family returns the types of its operands and a function."""
+"""PTX instructions that do not access memory: each family returns the types of its operands and a function."""
 
 from __future__ import annotations
 

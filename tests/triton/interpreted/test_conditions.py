@@ -19,7 +19,7 @@ def test_conditions():
 
 def test_placed_tensors():
     x = torch.randn(2, 3, 4, 5)
-    unaligned, strided = conditions.unaligned(x, CPU), conditions.strided(x, CPU)
+    unaligned, strided = conditions.copy_unaligned(x, CPU), conditions.copy_strided(x, CPU)
     assert torch.equal(unaligned, x)
     assert torch.equal(strided, x)
     assert unaligned.data_ptr() % 16 != 0

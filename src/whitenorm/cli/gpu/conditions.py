@@ -59,8 +59,8 @@ def compare_conditions(device: torch.device, small: bool = False) -> Iterator[Ro
         if small and name != "IterNorm":
             continue
         x = _random(4, (8, 32, 9, 9))
-        yield from _compare(f"{name}, unaligned", build(), x, device, place=unaligned)
-        yield from _compare(f"{name}, every other column", build(), x, device, place=strided)
+        yield from _compare(f"{name}, unaligned", build(), x, device, place=copy_unaligned)
+        yield from _compare(f"{name}, every other column", build(), x, device, place=copy_strided)
         with nan_in_new_memory():
             yield from _compare(f"{name}, new memory filled with NaN", build(), x, device)
         yield _compare_repetitions(name, build(), x, device, 3 if small else _REPETITIONS)
@@ -82,13 +82,13 @@ def _random(most: int | None, shape: tuple[int, ...]) -> Tensor:
     return x + 0.5 * x.roll(1, 1) + 1
 
 
-def unaligned(x: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of a tensor whose memory starts four bytes after an aligned address."""
+def copy_unaligned(x: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of a tensor whose memory starts one element after an aligned address."""
     memory = torch.empty(x.numel() + 1, dtype=x.dtype, device=device)
     return memory[1:].view(x.shape).copy_(x)
 
 
-def strided(x: Tensor, device: torch.device) -> Tensor:
+def copy_strided(x: Tensor, device: torch.device) -> Tensor:
     """Return a copy of a tensor with unused memory between its columns."""
     memory = torch.full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan, dtype=x.dtype, device=device)
     return memory[..., ::2].copy_(x)

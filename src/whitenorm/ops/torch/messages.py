@@ -1,4 +1,4 @@
-"""What ranks send each other: triangles of symmetric matrices, in one tensor per collective."""
+"""Messages between ranks: triangles of symmetric matrices, packed into one tensor per collective."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
 
 class Geometry(NamedTuple):
-    """What a plan needs to know of a tensor."""
+    """Shape, strides, device and dtype of a tensor, on which a plan depends."""
 
     shape: torch.Size
     strides: tuple[int, ...]
